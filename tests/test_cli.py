@@ -320,7 +320,7 @@ class TestReplay:
         assert cli(*asked, "--jobs", "2", "--seeds", "2")[0] == 0
         assert "The fleet over time" in path.read_text(), "runs of other processes are drawn, too"
         assert cli(*asked, "--set", "fleet.instances=1,2")[0] == 0
-        assert "The Pareto frontier" in path.read_text()
+        assert "2 worlds" in path.read_text()
         code, out, _ = cli(*asked[:-1], "-")
         assert (code, out[:15]) == (0, "<!doctype html>")
 

@@ -15,7 +15,16 @@ from rollout_sched.simulators.replay.bounds import offered_bound, offered_on_pol
 from rollout_sched.simulators.replay.comparison import Compared, compared, frontier, limited_by
 from rollout_sched.simulators.replay.runs import Run, figures, spread
 from rollout_sched.simulators.replay.scenario import Scenario
-from rollout_sched.simulators.replay.tables import ANSWER, about, cells, in_order, table_cells
+from rollout_sched.simulators.replay.tables import (
+    ANSWER,
+    SPEED_UP,
+    Column,
+    about,
+    at,
+    cells,
+    in_order,
+    table_cells,
+)
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace
 
@@ -186,35 +195,49 @@ def report_page(
         warnings=report["warnings"],
         tables=cells(report),
         offered=quantiles(offered),
-        answer=_answer(report) if report["prompts"] else None,
+        answer=charted(ANSWER, in_order(report["policies"]), SPEED_UP, [STALENESS_AXIS])
+        if report["prompts"]
+        else None,
         serve=report["serve"],
         made=made,
     )
 
 
-def _answer(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of the answer, with a point for each row."""
-    policies = in_order(report["policies"])
-    table = table_cells(ANSWER, policies)
-    labels = [column["label"] for column in table["columns"]]
-    return {
-        **table,
-        "points": [
-            {
-                "name": policy["name"],
-                "frontier": policy["on_frontier"],
-                "speed_up": policy["comparison"]["speed_up"]["value"],
-                "low": policy["comparison"]["speed_up"]["low"],
-                "high": policy["comparison"]["speed_up"]["high"],
-                "staleness": policy["staleness"]["mean"]["mean"],
-                "said": [
-                    policy["name"],
-                    *(f"{label}: {text}" for label, text in zip(labels, row["cells"], strict=True)),
-                ],
-            }
-            for policy, row in zip(policies, table["rows"], strict=True)
-        ],
-    }
+#: What speed is drawn against: a label, and the figure.
+STALENESS_AXIS = ("staleness, versions on average", "staleness.mean")
+
+
+def charted(
+    columns: Sequence[Column],
+    rows: Sequence[dict[str, Any]],
+    speed: Column,
+    axes: Sequence[tuple[str, str]],
+) -> dict[str, Any]:
+    """A table for a page, with a point for each row: its `speed` and interval, and its figure on
+    each of the axes on which rows differ."""
+    table = table_cells(columns, rows)
+    points: list[dict[str, Any]] = [
+        {
+            "name": row["name"],
+            "frontier": row["on_frontier"],
+            "speed": _middle(at(row, speed.path)),
+            "low": at(row, f"{speed.path}.low"),
+            "high": at(row, f"{speed.path}.high"),
+            "said": [row["name"], *_labelled(table["columns"], shown["cells"])],
+            **{label: max(0.0, _middle(at(row, path))) for label, path in axes},
+        }
+        for row, shown in zip(rows, table["rows"], strict=True)
+    ]
+    differ = [label for label, _ in axes if len({point[label] for point in points}) > 1]
+    return {**table, "speed": speed.label, "axes": differ, "points": points}
+
+
+def _middle(figure: Any) -> float:
+    return float(figure.get("value", figure.get("mean")) if isinstance(figure, dict) else figure)
+
+
+def _labelled(columns: Sequence[dict[str, str]], texts: Sequence[str]) -> list[str]:
+    return [f"{column['label']}: {text}" for column, text in zip(columns, texts, strict=True)]
 
 
 def _drawn(policy: Mapping[str, Any], run: Run) -> DrawnRun:

@@ -23,16 +23,15 @@ from rollout_sched.config import (
     scalar,
 )
 from rollout_sched.core.errors import CallerError
-from rollout_sched.page import page
+from rollout_sched.page.run_page import run_page
 from rollout_sched.simulators.replay.comparison import FRONTIER, frontier
+from rollout_sched.simulators.replay.report import STALENESS_AXIS, charted
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
 from rollout_sched.simulators.replay.tables import (
     LONGEST_TENTH,
     STALENESS,
     TOKENS,
     Column,
-    at,
-    cell,
     grid,
     legend,
     number,
@@ -219,15 +218,15 @@ def _gpus(report: Mapping[str, Any], world: World) -> int:
 
 
 def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The figures of each policy in each world, fastest first, each with a `label` and the flag
-    `on_frontier`."""
+    """The figures of each policy in each world, fastest first; the name says the world, too, and
+    `on_frontier` whether it is there."""
     on_frontier = {(one["world"], one["policy"]) for one in sweep["frontier"]}
     rows = [
         {
             **policy,
             "instances": world["instances"],
             "gpus": world["gpus"],
-            "label": " | ".join(part for part in (policy["name"], world["changed"]) if part),
+            "name": " | ".join(part for part in (policy["name"], world["changed"]) if part),
             "on_frontier": (world["changed"], policy["name"]) in on_frontier,
         }
         for world in sweep["worlds"]
@@ -236,66 +235,32 @@ def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["equal_length_tokens_per_s"]["mean"])
 
 
-def shown(row: dict[str, Any]) -> list[str]:
-    """One text for each of COLUMNS."""
-    return [cell(at(row, column.path), column.form) for column in COLUMNS]
-
-
 def table(sweep: Mapping[str, Any], width: int) -> str:
     """One row for each policy in each world, fastest first; `*` marks the Pareto frontier."""
     rows = rows_of(sweep)
-    names = [f"{'*' if row['on_frontier'] else ' '} {row['label']}" for row in rows]
+    names = [f"{'*' if row['on_frontier'] else ' '} {row['name']}" for row in rows]
     lines = grid(COLUMNS, names, rows, width)
     says = [legend(COLUMNS), f"* Pareto frontier: {FRONTIER}."]
     return "\n".join([*lines[1:], "", *(line for text in says for line in wrapped(text, width))])
 
 
-# ------------------------------------------------------------------------------------------
-# The report of a grid of replays as a page for a browser: a table, and a chart of the frontier.
-
-#: The axes that speed is drawn against: key, label, and the path of the figure in a row.
+#: What speed is drawn against: a label, and the figure of a row.
 _AXES = (
-    ("staleness", "staleness, mean versions", "staleness.mean.mean"),
-    ("bias", "bias of a step, KS beyond chance", "comparison.step_ks_excess"),
-    ("missing", "longest tenth not trained, %", "length_bias.longest_tenth_kept.mean"),
-    ("gpus", "GPUs", "gpus"),
-    ("instances", "instances in the fleet", "instances"),
+    STALENESS_AXIS,
+    ("bias of a step, KS beyond chance", "comparison.step_ks_excess"),
+    ("share of the longest tenth that was trained", "length_bias.longest_tenth_kept"),
+    ("GPUs", "gpus"),
+    ("instances in the fleet", "instances"),
 )
 
 
 def sweep_page(sweep: Mapping[str, Any], made: Sequence[str] = ()) -> bytes:
-    """The page for the document of a sweep. `made`: as in `run_page`."""
-    first = sweep["worlds"][0]
-    rows = rows_of(sweep)
-    points = [_point(row) for row in rows]
-    differ = [axis for axis in _AXES if len({point[axis[0]] for point in points}) > 1]
-    return page(
+    """The page for the document of a sweep: the table and charts. `made`: as in `run_page`."""
+    first, rows = sweep["worlds"][0], rows_of(sweep)
+    return run_page(
         f"{first['trace']}: {len(sweep['worlds'])} worlds",
-        "sweep",
-        {
-            "title": f"{first['trace']}: {len(sweep['worlds'])} worlds",
-            "made": made,
-            "about": [f"{first['groups']} groups, {len(rows)} replays."],
-            "columns": [{"label": each.label, "means": each.means} for each in COLUMNS],
-            "rows": [{"name": _marked(row), "cells": shown(row)} for row in rows],
-            "axes": [{"key": key, "label": label} for key, label, _ in differ or _AXES[:1]],
-            "points": points,
-        },
+        [],
+        about=[f"{first['groups']} groups, {len(rows)} replays."],
+        answer=charted(COLUMNS, rows, TOKENS, _AXES),
+        made=made,
     )
-
-
-def _marked(row: dict[str, Any]) -> str:
-    return f"* {row['label']}" if row["on_frontier"] else row["label"]
-
-
-def _point(row: dict[str, Any]) -> dict[str, Any]:
-    figures = {key: at(row, path) for key, _, path in _AXES}
-    figures["missing"] = max(0.0, 100 * (1 - figures["missing"]))
-    texts = zip(COLUMNS, shown(row), strict=True)
-    return {
-        "name": row["label"],
-        "frontier": row["on_frontier"],
-        "tokens_per_s": at(row, "equal_length_tokens_per_s.mean"),
-        **{key: max(0.0, figure) for key, figure in figures.items()},
-        "said": [row["label"], *(f"{column.label}: {text}" for column, text in texts)],
-    }

@@ -55,12 +55,13 @@ def test_the_answer_is_a_chart_and_many_policies_are_drawn_only_in_part(
 ) -> None:
     names = [f"policy_{number} freshness.max_staleness={number}" for number in range(32)]
     points = [
-        {"name": name, "frontier": n % 8 == 0, "speed_up": 1 + n / 8, "low": 1, "high": 2 + n / 8}
-        | {"staleness": n / 4, "said": [name]}
+        {"name": name, "frontier": n % 8 == 0, "speed": 1 + n / 8, "low": 1, "high": 2 + n / 8}
+        | {"stale": n / 4, "said": [name]}
         for n, name in enumerate(names)
     ]
     rows = [{"name": name, "cells": ["1.00x"]} for name in names]
-    answer = {"columns": [{"label": "speed-up", "means": ""}], "rows": rows, "points": points}
+    columns = [{"label": "speed-up", "means": ""}]
+    answer = {"columns": columns, "rows": rows, "points": points, "speed": "s", "axes": ["stale"]}
     runs = [small(policy=name) for name in names]
     command = "rollout-sched serve --policy x --instance=http://gpu-1:8000"
     made = ["rollout-sched replay t", "rollout_sched 1"]

@@ -11,7 +11,7 @@ from tests.simulators.replay.test_sweep import sweep
 
 def test_a_point_for_each_replay_that_tells_its_name(open_page: Open) -> None:
     page = open_page(sweep_page(sweep()))
-    assert page.locator("#figures tbody tr").count() == 4
+    assert page.locator("#answer tbody tr").count() == 4
     assert page.locator("svg").count() >= 2
     assert page.locator("svg").first.locator("circle").count() == 4
     assert page.locator("circle[fill='#d55e00']").count() % 4 == 0

@@ -179,18 +179,15 @@ def test_a_row_for_each_that_fits_the_line() -> None:
 
 def test_every_replay_is_a_row_and_a_point() -> None:
     found = sweep()
-    data = data_of(sweep_page(found))
-    assert len(data["rows"]) == len(data["points"]) == 4
-    on_frontier = [point["name"] for point in data["points"] if point["frontier"]]
-    assert len(on_frontier) == len(found["frontier"]) > 0
-    assert [row["name"].startswith("* ") for row in data["rows"]] == [
-        point["frontier"] for point in data["points"]
-    ]
-    for each in data["axes"]:
-        assert len({point[each["key"]] for point in data["points"]}) > 1, "else it says nothing"
-    assert "gpus" in {each["key"] for each in data["axes"]}
-    for point in data["points"]:
-        assert {axis["key"] for axis in data["axes"]} <= point.keys()
-        assert point["instances"] == point["gpus"]
-        assert point["tokens_per_s"] > 0
-        assert point["gpus"] == int(point["name"][-1])
+    answer = data_of(sweep_page(found))["answer"]
+    points = answer["points"]
+    assert [row["name"] for row in answer["rows"]] == [point["name"] for point in points]
+    assert len(points) == 4
+    assert sum(point["frontier"] for point in points) == len(found["frontier"]) > 0
+    for label in answer["axes"]:
+        assert len({point[label] for point in points}) > 1, "else it says nothing"
+    assert "GPUs" in answer["axes"]
+    for point in points:
+        assert point["instances in the fleet"] == point["GPUs"] == int(point["name"][-1])
+        assert point["speed"] > 0
+        assert point["low"] is None

@@ -1,13 +1,15 @@
-// The answer of a replay: each policy's speed-up as a bar, speed against staleness, and the verdict.
+// The answer of a replay: each policy's speed as a bar, speed against staleness, and the verdict.
 
 import { command, legend, make, section } from "./dom.js";
+import { count } from "./format.js";
 import { PALETTE } from "./palette.js";
 import { scatter } from "./scatter.js";
-import { figures } from "./sections.js";
+import { figures, meanings } from "./sections.js";
 
-// `answer`: {columns, rows, points}, the rows and the points in the same order; null without training.
+// `answer`: {columns, rows, points, speed, axes}, the rows and the points in the same order, `speed` and
+// `axes` labels; null without training.
 export function answerSection({ verdict, warnings, answer, serve }) {
-  if (!verdict.length && !warnings.length) return null;
+  if (!answer && !verdict.length && !warnings.length) return null;
   return section(
     "answer",
     "Answer",
@@ -19,23 +21,22 @@ export function answerSection({ verdict, warnings, answer, serve }) {
   );
 }
 
-function charts({ columns, rows, points }) {
-  const most = Math.max(...points.map(({ speed_up, high }) => high ?? speed_up));
+function charts({ columns, rows, points, speed, axes }) {
+  const most = Math.max(...points.map(({ speed: reached, high }) => high ?? reached));
   const bars = points.map((point) => speedBar(point, most));
   const withBars = rows.map(({ name, cells }, at) => ({ name: breakable(name), cells: [bars[at], ...cells] }));
-  const x = { key: "staleness", label: "staleness, versions on average" };
-  const y = { key: "speed_up", label: "speed-up", form: (value) => `${value}x` };
-  const stale = points.some(({ staleness }) => staleness > 0);
+  const y = { key: "speed", label: speed, form: most < 100 ? (value) => `${value}x` : count };
   return make(
     "div",
     {},
     legend([
       ["on the Pareto frontier", PALETTE[5]],
-      ["another policy is as good in speed, staleness and bias, and better in one of them", PALETTE[0]],
-      ["95 % confidence interval", "var(--text)"],
+      ["another is as good in speed, staleness, bias and GPUs, and better in one of them", PALETTE[0]],
+      ...(points.some(({ low }) => low !== null) ? [["95 % confidence interval", "var(--text)"]] : []),
     ]),
     figures([{ label: "" }, ...columns], withBars),
-    stale ? scatter(x, y, points) : null,
+    make("details", {}, make("summary", {}, "What the figures mean"), meanings(columns)),
+    make("div", { class: "panels" }, ...axes.map((label) => scatter({ key: label, label }, y, points))),
   );
 }
 
@@ -43,10 +44,10 @@ function charts({ columns, rows, points }) {
 const breakable = (name) =>
   make("span", {}, ...name.split(/(?<=[_.=|])/).flatMap((word) => [word, make("wbr")]));
 
-function speedBar({ name, speed_up, low, high, frontier }, most) {
-  const bar = make("div", { class: "stack", role: "img", "aria-label": `speed-up of ${name}` });
+function speedBar({ name, speed, low, high, frontier }, most) {
+  const bar = make("div", { class: "stack", role: "img", "aria-label": `speed of ${name}` });
   const part = make("span");
-  part.style.width = `${(100 * speed_up) / most}%`;
+  part.style.width = `${(100 * speed) / most}%`;
   part.style.background = frontier ? PALETTE[5] : PALETTE[0];
   bar.append(part);
   if (low !== null && high > low) {

@@ -1,4 +1,4 @@
-// The page of a replay or a journal.
+// The page of a replay, of a grid of replays, or of a journal.
 
 import { answerSection } from "./answer.js";
 import { heading, make } from "./dom.js";
@@ -20,7 +20,7 @@ async function start() {
   const page = document.getElementById("page");
   const shown = new Set(drawnAtFirst(data));
   page.replaceChildren(heading(data), ...sections(data));
-  page.querySelector("#fleet").before(choice(data, shown, () => show(page, shown)));
+  page.querySelector("#fleet")?.before(choice(data, shown, () => show(page, shown)));
   show(page, shown);
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
 }
@@ -29,7 +29,7 @@ async function start() {
 function drawnAtFirst({ policies, answer }) {
   const names = policies.map(({ name }) => name);
   if (names.length <= DRAWN || !answer) return names.slice(0, Math.max(DRAWN, answer ? 0 : names.length));
-  const fast = [...answer.points].sort((one, other) => other.frontier - one.frontier || other.speed_up - one.speed_up);
+  const fast = [...answer.points].sort((one, other) => other.frontier - one.frontier || other.speed - one.speed);
   return [...new Set([names[0], ...fast.map(({ name }) => name)])].slice(0, DRAWN);
 }
 
@@ -55,6 +55,7 @@ function show(page, shown) {
 
 function sections(data) {
   const { policies, words } = data;
+  if (!policies.length) return [answerSection(data)];
   const fleet = fleetSection(policies, words, data.note);
   return [
     answerSection(data),

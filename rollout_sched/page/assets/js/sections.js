@@ -28,13 +28,17 @@ export function figuresSection(tables) {
         {},
         make("summary", {}, title),
         figures(columns, rows),
-        make(
-          "dl",
-          { class: "meanings" },
-          ...columns.flatMap(({ label, means }) => [make("dt", {}, label), make("dd", {}, means)]),
-        ),
+        meanings(columns),
       ),
     ),
+  );
+}
+
+export function meanings(columns) {
+  return make(
+    "dl",
+    { class: "meanings" },
+    ...columns.flatMap(({ label, means }) => [make("dt", {}, label), make("dd", {}, means)]),
   );
 }
 
