@@ -301,14 +301,12 @@ class TestReplay:
         assert sorted(tmp_path.iterdir()) == [mine, tiny_trace]
 
     def test_figures_go_to_standard_output_alone(self, cli: Cli, tiny_trace: Path) -> None:
-        for option in ("--json", "--csv"):
-            code, out, _ = cli("replay", tiny_trace, "--policy", "dplb", option, "-")
-            assert code == 0
-            assert "Fastest" not in out or option == "--json"
-            assert "dplb" in out
-        code, _, err = cli("replay", tiny_trace, "--json", "-", "--csv", "-")
+        code, out, _ = cli("replay", tiny_trace, "--policy", "dplb", "--json", "-")
+        assert code == 0
+        assert json.loads(out)["policies"][0]["name"] == "dplb"
+        code, _, err = cli("replay", tiny_trace, "--json", "-", "--html", "-")
         assert code == 2
-        assert "only one of --json, --csv, --html can be -" in err
+        assert "only one of --json and --html can be -" in err
 
     def test_a_page_of_one_world_and_one_of_several(
         self, cli: Cli, tiny_trace: Path, tmp_path: Path
@@ -380,7 +378,6 @@ class TestReplay:
         [
             (["--set", "freshness.max_stalenes=1"], "--set freshness.max_stalenes: there is no"),
             (["--set", "fleet.instances=1,2", "--journal", "j"], "--journal works with one"),
-            (["--set", "fleet.instances=1,2", "--csv", "-"], "--csv works with one scenario only"),
             (["--split", "2"], "needs GPUs of its own"),
         ],
     )

@@ -55,7 +55,7 @@ BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 
 #: The formats of the report, each with an option that names its file.
-FORMATS = ("json", "csv", "html")
+FORMATS = ("json", "html")
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 File = Annotated[str | None, Flag(metavar="FILE")]
@@ -78,7 +78,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness  the verdict considers only policies whose samples are at most K versions old
     full           print all figures, not only those of the answer
     json           write every figure to FILE; - is standard output
-    csv            the same, one row per policy
     html           write a page with charts for a browser to FILE
     journal        write every event to FILE
     """
@@ -96,7 +95,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness: Annotated[Count | None, Flag(metavar="K")] = None
     full: bool = False
     json: File = None
-    csv: File = None
     html: File = None
     journal: Annotated[Path | None, Flag(metavar="FILE")] = None
 
@@ -181,7 +179,6 @@ class Replays(NamedTuple):
             load = Workload(self.trace, scenario.job, steps=self.options.steps)
             writers: dict[str, Write] = {
                 "json": reports.as_json,
-                "csv": reports.as_csv,
                 "html": lambda report: report_page(report, runs, load, self._made()),
             }
             _write(self.options, self.report(scenario, runs, resamples), shown, writers)
@@ -369,11 +366,9 @@ def _baseline_first(names: Sequence[str]) -> list[str]:
 def _check_files(options: ReplayOptions, *, several: bool) -> None:
     if several and options.journal is not None:
         raise CallerError("--journal works with one scenario only; replay that one alone")
-    if several and options.csv is not None:
-        raise CallerError("--csv works with one scenario only; use --json for several")
     named = [getattr(options, name) for name in FORMATS]
     if named.count("-") > 1:
-        raise CallerError("only one of " + ", ".join(f"--{name}" for name in FORMATS) + " can be -")
+        raise CallerError("only one of --json and --html can be -")
     for file in (*named, options.journal):
         if file is not None and file != "-":
             check_writable(Path(file))

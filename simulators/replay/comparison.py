@@ -238,22 +238,16 @@ WORTH_NAMING = 0.05
 #: A run at most this far above the bound counts as being at the bound.
 NEAR_BOUND = 0.05
 
-#: By what limits a policy: a name for the table, and a sentence of the verdict.
+#: By what limits a policy: a word for the table, a sentence of the verdict, and what always helps.
 LIMITS = {
-    "bound": (
-        "bound",
-        "It is at the bound: no policy can be more than a few percent faster",
-    ),
-    "trainer": ("trainer", "It is limited by the trainer, which almost never waits"),
-    "barrier": (
-        "tail",
-        "It is limited by the tail: instances wait for the last answers of a batch",
-    ),
-    "queue_empty": ("no work", "It is limited by too little work: nothing is left to start"),
-    "weight_update": ("updates", "It is limited by weight updates, for which instances stop"),
-    "tool_wait": ("tools", "It is limited by tools: instances wait while tools run"),
-    "kv_stall": ("KV memory", "It is limited by KV memory: waiting requests do not fit"),
-    "generation": ("generation", "It is limited by generation: the instances are busy"),
+    "bound": ("bound", "It is at the bound: no policy can be much faster", ""),
+    "trainer": ("trainer", "It is limited by the trainer, which hardly waits", "more GPUs for it"),
+    "barrier": ("tail", "It is limited by the tail of each batch", "rollout-sched tune"),
+    "queue_empty": ("no work", "It is limited by too few requests to start", "fewer instances"),
+    "weight_update": ("updates", "It is limited by weight updates", "a faster transfer"),
+    "tool_wait": ("tools", "It is limited by waiting for tools", "more trajectories at once"),
+    "kv_stall": ("KV memory", "It is limited by KV memory", "more KV memory"),
+    "generation": ("generation", "It is limited by generation", "more instances"),
 }
 
 
@@ -264,14 +258,10 @@ def limit(policy: Policy) -> tuple[str, float]:
         return "bound", 0.0
     if policy["trainer_wait_s"]["mean"] < WORTH_NAMING * policy["total_s"]["mean"]:
         return "trainer", 0.0
-    idle = {
-        cause: share["mean"]
-        for cause, share in policy["idle_bubble_by_cause"].items()
-        if cause in LIMITS
-    }
-    cause = max(idle, key=lambda name: idle[name])
-    if idle[cause] >= WORTH_NAMING:
-        return cause, idle[cause]
+    idle = policy["idle_bubble_by_cause"]
+    cause = max(idle.keys() & LIMITS.keys(), key=lambda name: (idle[name]["mean"], name))
+    if idle[cause]["mean"] >= WORTH_NAMING:
+        return cause, idle[cause]["mean"]
     return ("kv_stall" if policy["preemptions"]["mean"] else "generation"), 0.0
 
 
@@ -295,9 +285,6 @@ CURRICULUM = 0.1
 #: Tokens thrown away for each one trained.
 WASTE = 0.05
 
-#: What to try on any limit that an order of requests or a number can change.
-TUNE = "rollout-sched tune"
-
 
 def fastest(report: Policy, max_staleness: int | None = None) -> Policy | None:
     """The fastest policy that trains all the requested lengths. `max_staleness`: how many versions
@@ -316,9 +303,8 @@ def verdict(
     best = fastest(report, max_staleness)
     if best is None:
         within = "" if max_staleness is None else f" at staleness {max_staleness} or less"
-        return [f"No policy here trains all the requested lengths{within}."] * bool(
-            report["prompts"]
-        )
+        none = f"No policy here trains all the requested lengths{within}."
+        return [none] if report["prompts"] else []
     allowed = _allowed(report, max_staleness)
     others = [policy for policy in report["policies"] if policy not in allowed]
     tables = settings.get(best["name"], {})
@@ -402,15 +388,13 @@ def _faster_but(best: Policy, others: Sequence[Policy]) -> Iterator[str]:
 
 def _unequal(best: Policy, allowed: Sequence[Policy]) -> Iterator[str]:
     """A policy that was allowed less staleness than the fastest and may be faster with as much."""
-    stale = _stale(best)
-    as_old = {_system(one) for one in allowed if (one["max_staleness"] or stale) >= stale}
-    bounded = [
-        one for one in allowed if (one["max_staleness"] or 0) > 0 and _system(one) not in as_old
-    ]
-    if bounded:
-        other = max(bounded, key=_speed_up)
+    stale = staleness_allowed(best)
+    as_old = {_system(one) for one in allowed if staleness_allowed(one) >= stale}
+    less = [one for one in allowed if one["max_staleness"] and _system(one) not in as_old]
+    if less:
+        other = max(less, key=_speed_up)
         yield (
-            f"{other['name']} was allowed a staleness of {other['max_staleness']} only; add "
+            f"{other['name']} was allowed a staleness of {other['max_staleness']} only: add "
             f"--policy '{_system(other)} freshness.max_staleness={stale}' to compare at {stale}."
         )
 
@@ -449,50 +433,32 @@ def _limits(
     best: Policy, report: Policy, tables: Mapping[str, Any], *, fresh: bool
 ) -> Iterator[str]:
     name, share = limit(best)
-    what = LIMITS[name][1] + (f" ({100 * share:.0f} % of instance time)" if share else "")
+    _, what, helps = LIMITS[name]
+    if share:
+        what += f" ({100 * share:.0f} % of instance time is idle because of it)"
     sent = best.get("weights", {}).get("sent_bytes")
     if name == "weight_update" and sent:
         link = max(sent, key=lambda one: sent[one]["mean"])
         what += f"; they come by {link}"
-    remedies = list(_remedies(name, best, report, tables, fresh=fresh))
-    yield f"{what}. Try {' or '.join(remedies)}." if remedies else f"{what}."
-
-
-def _remedies(
-    limit: str, best: Policy, report: Policy, tables: Mapping[str, Any], *, fresh: bool
-) -> Iterator[str]:
-    """What may help, but not what was replayed already or what the policy has. `fresh`: no sample
-    may be older than 0 versions."""
+        helps = "another weights.plan in the scenario"
     replayed = {_system(policy) for policy in report["policies"]}
+    ours = ["best_on_policy"] * (not _stale(best)) + ["best_async"] * (not fresh)
+    new = [one for one in ours if one not in replayed and name in ("barrier", "queue_empty")]
+    remedies = [*new, *_settings(name, tables), helps]
+    yield f"{what}. Try {' or '.join(remedies)}." if helps else f"{what}."
+
+
+def _settings(limit: str, tables: Mapping[str, Any]) -> Iterator[str]:
+    """What may help, but not what the policy has."""
     batching, interruption = tables.get("batching", {}), tables.get("interruption", {})
-    match limit:
-        case "barrier" | "queue_empty":
-            for key in ("max_groups", "max_ahead", "over_prompts"):
-                if limit == "queue_empty" and batching.get(key):
-                    yield f"a larger batching.{key}"
-            ours = ["best_on_policy"] * (not _stale(best)) + ["best_async"] * (not fresh)
-            yield from (name for name in ours if name not in replayed)
-            yield TUNE if limit == "barrier" else "fewer instances"
-        case "weight_update":
-            if interruption.get("use") != "partial" or interruption.get("at_update", "") not in (
-                "",
-                "in_place",
-            ):
-                yield 'interruption.at_update = "in_place"'
-            if tables.get("weights", {}).get("use") != "rolling":
-                yield 'weights.use = "rolling"'
-            yield (
-                "another weights.plan in the scenario"
-                if best.get("weights", {}).get("sent_bytes")
-                else "a faster transfer"
-            )
-        case "tool_wait":
-            yield "more trajectories at once"
-        case "kv_stall":
-            if tables.get("admission", {}).get("use", "slots") == "slots":
-                yield 'admission.use = "session_cap" or "kv_growth"'
-            yield "more KV memory"
-        case "trainer":
-            yield "more GPUs for it (--split)"
-        case "generation":
-            yield "more instances (--set fleet.instances=)"
+    if limit == "queue_empty":
+        bounds = (key for key in ("max_groups", "max_ahead", "over_prompts") if batching.get(key))
+        yield from (f"a larger batching.{key}" for key in bounds)
+    elif limit == "weight_update":
+        how = interruption.get("use"), interruption.get("at_update", "in_place")
+        if how != ("partial", "in_place"):
+            yield 'interruption.at_update = "in_place"'
+        if tables.get("weights", {}).get("use") != "rolling":
+            yield 'weights.use = "rolling"'
+    elif limit == "kv_stall" and tables.get("admission", {}).get("use", "slots") == "slots":
+        yield 'admission.use = "session_cap" or "kv_growth"'

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,9 +30,6 @@ SCHEMA = "rollout-sched-replay/1"
 
 #: The most that the lengths of a step may differ from those of the whole trace, beyond chance.
 _SORTED = 0.05
-
-#: Figures that are not one value. They are in the JSON only.
-_NESTED = ("per_step", "histogram")
 
 
 def document(
@@ -146,34 +141,6 @@ def as_json(report: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
-def as_csv(report: dict[str, Any]) -> bytes:
-    """One row per policy and one column per figure: its mean over the seeds, and `.min` and `.max`
-    if they differ. The keys are those of the JSON, joined by dots."""
-    rows = [dict(_cells(policy)) for policy in report["policies"]]
-    file = io.StringIO()
-    columns = dict.fromkeys(column for row in rows for column in row)
-    writer = csv.DictWriter(file, list(columns), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue().encode()
-
-
-def _cells(figures: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in figures.items():
-        name = f"{before}{key}"
-        if key in _NESTED:
-            continue
-        if not isinstance(value, dict):
-            yield name, "" if value is None else value
-        elif value.keys() == {"mean", "min", "max"}:
-            yield name, value["mean"]
-            if value["min"] != value["max"]:
-                yield f"{name}.min", value["min"]
-                yield f"{name}.max", value["max"]
-        else:
-            yield from _cells(value, f"{name}.")
-
-
 def report_page(
     report: dict[str, Any],
     runs: Sequence[Sequence[Run]],
@@ -233,7 +200,11 @@ def charted(
 
 
 def _middle(figure: Any) -> float:
-    return float(figure.get("value", figure.get("mean")) if isinstance(figure, dict) else figure)
+    """Of a ratio, of a figure over the seeds, or of a number."""
+    middle: float = figure
+    if isinstance(figure, dict):
+        middle = figure["value" if "value" in figure else "mean"]
+    return middle
 
 
 def _labelled(columns: Sequence[dict[str, str]], texts: Sequence[str]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import Any
 
@@ -188,16 +186,6 @@ class TestComparison:
 class TestWriting:
     def test_a_written_report_can_be_read(self, document: dict[str, Any]) -> None:
         assert json.loads(reports.as_json(document)) == json.loads(json.dumps(document))
-
-    def test_a_row_of_csv_for_each_policy(self, document: dict[str, Any]) -> None:
-        rows = list(csv.DictReader(io.StringIO(reports.as_csv(document).decode())))
-        assert [row["name"] for row in rows] == ["one", "two"]
-        for row, policy in zip(rows, document["policies"], strict=True):
-            assert float(row["total_s"]) == policy["total_s"]["mean"]
-            assert float(row["comparison.speed_up.value"]) > 0
-            assert row["comparison.speed_up.low"] == ""
-            assert float(row["staleness.max"]) == policy["staleness"]["max"]["mean"]
-            assert not [key for key in row if "histogram" in key or "per_step" in key]
 
 
 def test_tables_name_every_policy(document: dict[str, Any]) -> None:

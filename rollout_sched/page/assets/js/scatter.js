@@ -51,13 +51,13 @@ export function scatter(x, y, points) {
   return panel(`${y.label} against ${x.label}`, make("div", { class: "scatter" }, svg));
 }
 
-// The names, a word a line, beside their points where there is room, and below one another.
+// The names, in lines, beside their points where there is room, and below one another.
 function labels(points) {
   const free = { start: 0, end: 0 };
   return [...points]
     .sort((one, other) => one.y - other.y)
     .map(({ name, x, y }) => {
-      const words = name.split(" ");
+      const words = name.split(/ (?=\w+\.\w+=)| \| /);
       const wide = LETTER * Math.max(...words.map(({ length }) => length));
       const [anchor, left] = x + 9 + wide < BOX_WIDTH ? ["start", x + 9] : ["end", x - 9];
       const top = Math.max(y + 4, free[anchor]);
