@@ -40,7 +40,7 @@ def _replay(given: argparse.Namespace) -> None:
     options = replay.command.ReplayOptions(**given_flags(given, replay.command.ReplayOptions))
     recording = Recording(Path(given.trace), allow_code=options.allow_code)
     run, said = recorded_run(recording, (*options.scenarios, "")[0], given)
-    to_stdout = "-" in (options.json, options.csv, options.html)
+    to_stdout = "-" in (options.json, options.html)
     print(said, file=sys.stderr if to_stdout else sys.stdout)
     replay.command.run(given, run)
 
