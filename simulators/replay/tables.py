@@ -358,24 +358,16 @@ def about(report: dict[str, Any]) -> list[str]:
 
 
 def bounds(report: dict[str, Any], width: int) -> str:
-    """What no policy can beat, and which policies needed more samples than the trace has."""
-    lines = []
-    if report["prompts"]:
-        bound = report["lower_bound"]
-        on_policy = bound["on_policy"]
-        lines.append(
-            f"No policy can train this workload in less than {seconds(bound['total_s']['mean'])}; "
-            f"at staleness 0 in less than {seconds(on_policy['whole_batches_s']['mean'])} "
-            f"({seconds(on_policy['parts_s']['mean'])} if the trainer takes parts of a batch)."
-        )
-    drawn = [
-        f"{policy['name']} {count(policy['samples_drawn']['mean'])}"
-        for policy in report["policies"]
-        if policy["samples_drawn"]["max"]
-    ]
-    if drawn:
-        lines.append(
-            "The trace has too few samples; the lengths of missing ones were drawn: "
-            + ", ".join(drawn)
-        )
-    return "\n".join(part for line in lines for part in wrapped(line, width))
+    """What no policy can beat; nothing without training."""
+    if not report["prompts"]:
+        return ""
+    bound = report["lower_bound"]
+    whole_s, parts_s = (
+        bound["on_policy"][f"{how}_s"]["mean"] for how in ("whole_batches", "parts")
+    )
+    text = (
+        f"No policy can train this workload in less than {seconds(bound['total_s']['mean'])}; at "
+        f"staleness 0 in less than {seconds(whole_s)} ({seconds(parts_s)} if the trainer takes parts "
+        f"of a batch)."
+    )
+    return "\n".join(wrapped(text, width))
