@@ -367,7 +367,7 @@ def bounds(report: dict[str, Any], width: int) -> str:
     )
     text = (
         f"No policy can train this workload in less than {seconds(bound['total_s']['mean'])}; at "
-        f"staleness 0 in less than {seconds(whole_s)} ({seconds(parts_s)} if the trainer takes parts "
-        f"of a batch)."
+        f"staleness 0 in less than {seconds(whole_s)} ({seconds(parts_s)} if the trainer takes "
+        f"parts of a batch)."
     )
     return "\n".join(wrapped(text, width))
