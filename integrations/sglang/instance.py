@@ -26,6 +26,10 @@ _CAPABILITIES = frozenset(
 )
 
 
+#: The version that our facts are from.
+_KNOWN = [0, 5, 23]
+
+
 class SglangGenerate(Dialect):
     """`POST /generate`."""
 
@@ -104,19 +108,22 @@ async def described(
         return await as_vllm()
     info, loads = await calls.server_info(), await calls.loads()
     served = await served_models(calls.control)
-    own = next(card for card in served if card.max_model_len)
+    longest = max(card.max_model_len or 0 for card in served)  # none for an adapter
+    if not longest:
+        raise InstanceError("/v1/models does not report max_model_len")
     description = Description(
         slots=slots or sum(load.max_running_requests for load in loads),
         kv_tokens=kv_tokens or sum(load.max_total_num_tokens for load in loads),
-        max_model_len=own.max_model_len or 0,
+        max_model_len=longest,
         version=version_of(model.weight_version),
         started_at=calls.started_at,
-        model=own.id,
+        model=served[0].id,
         capabilities=_CAPABILITIES,
         models=tuple(card.id for card in served) if len(served) > 1 else (),
         paused=await calls.is_paused(),
     )
     notes = ["is SGLang: clients reach it by /generate, not by OpenAI's paths"]
-    if info.version.split(".")[:3] < ["0", "5", "23"]:
+    version = [int(part) for part in info.version.split(".")[:3] if part.isdecimal()]
+    if version < _KNOWN:
         notes.append(f"is SGLang {info.version or 'of no version'}; 0.5.23 is what we know")
     return Findings(description, SglangGenerate(), GENERATE, tuple(notes), calls)

@@ -64,7 +64,7 @@ def sampling_for_sglang(sampling: Mapping[str, Any]) -> dict[str, Any]:
     whatever the server prefers. Raises RequestRejected for one that SGLang does not have."""
     told: dict[str, Any] = {}
     for name, value in {**NEUTRAL_SAMPLING, **sampling}.items():
-        if value is None or name in _NOT_OF_SAMPLING:
+        if value is None or name in _NOT_OF_SAMPLING or (name, value) == ("seed", -1):
             continue
         if name not in SAMPLING:
             raise RequestRejected(f"SGLang has no sampling parameter {name!r}: leave it out")

@@ -15,7 +15,7 @@ import msgspec
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.records import MAX_COUNT, Count
-from rollout_sched.integrations.gateway.data_plane.body import check_name, group_of
+from rollout_sched.integrations.gateway.data_plane.body import BYTES_PER_TOKEN, check_name, group_of
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
@@ -31,10 +31,6 @@ from rollout_sched.integrations.vllm.protocol.answers import DONE, LABEL_OF_A_ST
 from rollout_sched.live.ports import InstanceClient, InstanceError, Outcome, RequestRejected
 from rollout_sched.live.requests.token_payload import TokenPayload
 
-#: Seldom more characters than a token has, to estimate the tokens of a text.
-_CHARACTERS = 4
-
-
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 
@@ -42,7 +38,6 @@ class SglangBody(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of SGLang's GenerateReqInput that have a meaning here.
 
     The prompt is `input_ids` or `text`. Log-probs are those of the response's tokens only.
-    `no_logs`, `log_metrics` and `return_text_in_logprobs` change nothing.
     """
 
     input_ids: Annotated[list[Count], msgspec.Meta(min_length=1)] | None = None
@@ -55,9 +50,6 @@ class SglangBody(msgspec.Struct, forbid_unknown_fields=True):
     rid: str | None = None
     session_id: str = ""
     priority: int = 0
-    no_logs: bool = False
-    log_metrics: bool = True
-    return_text_in_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if (self.input_ids is None) == (self.text is None):
@@ -73,7 +65,7 @@ class SglangBody(msgspec.Struct, forbid_unknown_fields=True):
         """Of the prompt; an estimate if it is a text."""
         if self.input_ids is not None:
             return len(self.input_ids)
-        return max(1, len(self.text or "") // _CHARACTERS)
+        return max(1, len(self.text or "") // BYTES_PER_TOKEN)
 
 
 def read_body(data: bytes) -> tuple[SglangBody, dict[str, Any], int]:

@@ -11,7 +11,14 @@ import pytest
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.simulators.fake_instance.engine import Fault
 from tests import virtual_net
-from tests.integrations.faults.fleet import GREEDY, POLICY, SETTINGS, house, response
+from tests.integrations.faults.fleet import (
+    GREEDY,
+    POLICY,
+    SETTINGS,
+    house,
+    logprobs,
+    response,
+)
 from tests.integrations.gateway.test_fleet import checkpoint
 
 PATIENT = msgspec.structs.replace(SETTINGS, stall_s=30.0)
@@ -99,5 +106,33 @@ def test_a_trainer_that_loads_weights_around_us_is_noticed(tmp_path: Path, mode:
             assert len(samples) == 8
             assert cut
             assert the.anomalies == {}
+
+    virtual_net.run(scene())
+
+
+@pytest.mark.parametrize(
+    "fault", ["cut", "unfinished", "twice", "another", "garbage", "reset", "error_500", "silent"]
+)
+def test_no_fault_costs_or_doubles_a_token(tmp_path: Path, fault: str) -> None:
+    """Of the calls to one server, two in five go wrong."""
+
+    async def scene() -> None:
+        async with (
+            house(tmp_path, dialect="sglang", stream_every=4, speed=200.0) as the,
+            RolloutScheduler.connect(the.url) as rollouts,
+        ):
+            the.strike(0, fault, probability=0.4)
+            await rollouts.submit(
+                Prompt(f"g{n}", ids, 2, 40, {**GREEDY, "logprobs": 0})
+                for n, ids in enumerate(PROMPTS)
+            )
+            await rollouts.close_submissions()
+            samples = [s async for batch in rollouts.batches() for s in batch.samples]
+            assert len(samples) == 2 * len(PROMPTS)
+            for sample in samples:
+                prompt = PROMPTS[int(sample.uid[1:])]
+                assert sample.response_ids == response(prompt, [(0, 40)])
+                assert sample.rollout_log_probs == logprobs(prompt, 40)
+            assert the.servers[0].switchboard.faults[fault].struck  # type: ignore[index]
 
     virtual_net.run(scene())

@@ -97,6 +97,17 @@ def test_it_is_described() -> None:
     assert limits.version == "0.5.23"
 
 
+@pytest.mark.parametrize(
+    ("version", "noted"), [("0.5.9", 2), ("", 2), ("0.5.23.post1", 1), ("1.0", 1)]
+)
+def test_an_older_version_is_noted(
+    version: str, noted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_sched.simulators.fake_instance.sglang.VERSION", version)
+    findings, *_ = run(looked_at)
+    assert len(findings.notes) == noted
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_the_engine_is_found_out(dialect: EngineName) -> None:
     findings, *_ = run(looked_at, dialect)
