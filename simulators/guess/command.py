@@ -137,7 +137,8 @@ def _guess(options: argparse.Namespace) -> None:
         f"{turns}. Weights in {precision.weights or model.published}, KV in {precision.kv}."
     )
     parse_scenario("guess", {"about": about, **tables})
-    print("# A first guess, not measured: measure with rollout-sched calibrate URL.")
+    print("# A first guess, not measured. Most published servers are slower (docs/prediction.md):")
+    print("# measure yours with rollout-sched calibrate URL.")
     if gpu.like:
         print(f"# Nothing was fitted for this GPU: it gets the efficiencies of {gpu.like}.")
     if assumed:
