@@ -52,7 +52,9 @@ COMMANDS: Final = (
     Command("ray", "run a scheduler and its fronts on a Ray cluster", "integrations.ray.command"),
     Command("salvage", "give up what a damaged store has lost", "cli", "add_salvage_arguments"),
     Command("top", "show the live state of a gateway: fleet, queue, steps, waste", "top"),
-    Command("fake-instance", "run a simulated vLLM server", "simulators.fake_instance.command"),
+    Command(
+        "fake-instance", "run a simulated vLLM or SGLang server", "simulators.fake_instance.command"
+    ),
     Command("demo", "a live rollout, with a trainer loop and a summary", "demo"),
     Command(
         "check",

@@ -27,7 +27,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     allow_code             import classes and functions of your own that the policy names
     host                   the address to listen on
     port                   0 picks a free one
-    instances              a vLLM server; repeat for each. A server that is not up yet joins later
+    instances              a vLLM or SGLang server; repeat for each. A server that is not up yet
+                           joins later
     endpoints              a file that lists the instances, in llm-d's format; it is watched for
                            changes
     allow_instances        URLs that may be added later, e.g. http://10.0.0.*:8000; repeatable
