@@ -17,6 +17,17 @@ from tests.integrations.gateway.test_fleet import checkpoint
 
 PROMPT = [1, 2, 3]
 
+#: slime's sampling parameters, beside those of `body`; miles' body has two flags besides.
+OF_SLIME = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "stop": None,
+    "stop_token_ids": None,
+    "skip_special_tokens": True,
+    "no_stop_trim": True,
+    "spaces_between_special_tokens": False,
+}
+
 
 def body(prompt: Any = PROMPT, tokens: int = 40, **more: Any) -> dict[str, Any]:
     told = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
@@ -81,6 +92,7 @@ def test_an_answer_equals_a_sglang_servers(tmp_path: Path) -> None:
                 body(sampling={"stop": [stop], "ignore_eos": False}),
                 body(sampling={"stop": stop, "no_stop_trim": True}),
                 body(sampling={"stop_token_ids": [first["output_ids"][5]]}, rid="own"),
+                body(sampling=OF_SLIME, return_routed_experts=False, return_indexer_topk=False),
             ]
             answers = [first] + [(await generate(the, each, url))[1] for each in asked]
             return [shape(answer) for answer in answers]
