@@ -1,8 +1,9 @@
 # Two commands matter: `make demo` runs the main job, `make test` the tests.
-# Both set up what they need, from nothing but Python >= 3.11 and make.
+# Each sets up what it needs, from nothing but Python >= 3.11 and make.
 
 PYTHON ?= python3
 VENV ?= .venv
+DEMO_VENV ?= $(if $(wildcard $(VENV)/.ready),$(VENV),.venv-demo)
 VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
 NEIGHBOUR_VENVS ?= .venv-neighbours
@@ -25,13 +26,13 @@ SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
-demo: $(VENV)/.ready
+demo: $(DEMO_VENV)/.ready
 	mkdir -p build
-	$(BIN)/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
+	$(DEMO_VENV)/bin/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
 	  --policy one_step_off --policy areal --policy magistral \
 	  --policy best_on_policy --policy best_async --policy 'best_async freshness.max_staleness=4' --html build/demo.html
-	$(BIN)/rollout-sched demo
+	$(DEMO_VENV)/bin/rollout-sched demo
 	@echo "What happened, drawn: open file://$(abspath build/demo.html) in a browser"
 
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
@@ -167,18 +168,19 @@ soak: $(VENV)/.ready
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-* $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-demo $(VLLM_VENV) $(VLLM_VENV)-* $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # What the tests beyond `make test` need, ahead of them.
 environments: $(COMPILED_VENV)/.ready $(VLLM_VENV)/.ready $(foreach name,$(NEIGHBOURS),$(call neighbour_ready,$(name))) $(BROWSER_VENV)/.ready $(RAY_VENV)/.ready
 
-# uv is taken when it is there; venv and pip do as well.
-$(VENV)/.ready: pyproject.toml
+# Developers' tools are for tests, not to run it. uv is taken when it is there; venv and pip do as well.
+$(VENV)/.ready: EXTRA = [dev]
+$(VENV)/.ready .venv-demo/.ready: pyproject.toml
 	if command -v uv >/dev/null; then \
-	  uv venv -q --allow-existing --python $(PYTHON) $(VENV) && \
-	  uv pip install -q --python $(BIN)/python -e '.[dev]'; \
+	  uv venv -q --allow-existing --python $(PYTHON) $(@D) && \
+	  uv pip install -q --python $(@D)/bin/python -e '.$(EXTRA)'; \
 	else \
-	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q -e '.[dev]'; \
+	  $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install -q -e '.$(EXTRA)'; \
 	fi
 	touch $@
 

@@ -5,7 +5,6 @@ everything is plain Python.
 """
 
 import os
-import tomllib
 
 from setuptools import setup
 
@@ -30,6 +29,8 @@ HOT = {
 
 def requires():
     """mypyc, and what it has to see the types of."""
+    import tomllib  # not in Python 3.10, whose pip is to say that it is too old
+
     with open("pyproject.toml", "rb") as file:
         return ["mypy>=1.18", *tomllib.load(file)["project"]["dependencies"]]
 

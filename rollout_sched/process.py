@@ -1,9 +1,11 @@
-"""What every process needs: an event loop, blocking work beside it, logs, files written whole."""
+"""What every process needs: an event loop, blocking work beside it, logs, files written whole, and
+the command for a part of the package that is not installed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -11,9 +13,12 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any, Literal, TextIO, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import msgspec
 
@@ -157,3 +162,17 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.draft")
+
+
+def install_extra(extra: str) -> str:
+    """The command that adds an extra to this package where it came from: an index, or a folder or
+    file, which the installer has noted (PEP 610)."""
+    name, flag = "rollout-sched", ""
+    with contextlib.suppress(PackageNotFoundError):
+        noted = json.loads(distribution(name).read_text("direct_url.json") or "{}")
+        if "dir_info" in noted:
+            name = url2pathname(urlsplit(noted["url"]).path)
+            flag = "-e " if noted["dir_info"].get("editable") else ""
+        elif noted:
+            return f"pip install '{name}[{extra}] @ {noted['url']}'"
+    return f"pip install {flag}'{name}[{extra}]'"

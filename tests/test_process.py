@@ -162,3 +162,24 @@ def test_hanging_call_is_abandoned_at_exit():
     assert not over.is_set()
     hanging.set()  # it answers into a loop that is closed, which does no harm
     time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("noted", "command"),
+    [
+        (None, "pip install 'rollout-sched[zstd]'"),
+        ({"url": "file:///src/a%20b", "dir_info": {}}, "pip install '/src/a b[zstd]'"),
+        ({"url": "file:///src", "dir_info": {"editable": True}}, "pip install -e '/src[zstd]'"),
+        (
+            {"url": "https://host/it.whl", "archive_info": {}},
+            "pip install 'rollout-sched[zstd] @ https://host/it.whl'",
+        ),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, noted: dict[str, Any] | None, command: str
+) -> None:
+    if noted is not None:
+        (tmp_path / "direct_url.json").write_text(json.dumps(noted))
+    monkeypatch.setattr(process, "distribution", lambda name: PathDistribution(tmp_path))
+    assert process.install_extra("zstd") == command

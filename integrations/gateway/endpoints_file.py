@@ -19,7 +19,7 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import checked_url
-from rollout_sched.process import off_loop
+from rollout_sched.process import install_extra, off_loop
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
         endpoints = decode(text, type=_File, strict=False).endpoints
     except ImportError as error:
         raise CallerError(
-            f"{path}: YAML needs PyYAML; install rollout-sched[endpoints], or write JSON to a file "
-            "that ends in .json"
+            f"{path}: YAML needs PyYAML: {install_extra('endpoints')}, or write JSON to a file that "
+            "ends in .json"
         ) from error
     except Exception as error:  # PyYAML raises other errors too: `!!bool x` is a KeyError
         said = isinstance(error, msgspec.MsgspecError | ValueError)

@@ -411,7 +411,7 @@ def _tracing(live: LiveScheduler, app: web.Application, url: str) -> Callable[[]
     try:
         from rollout_sched.integrations.otel import export
     except ImportError as error:
-        raise CallerError(f"--otlp needs rollout-sched[otel]; install it: {error}") from error
+        raise CallerError(f"--otlp: {error}; {install_extra('otel')}") from error
     return export(live.driver, app, url)
 
 

@@ -22,6 +22,7 @@ from rollout_sched.integrations.ray.deployment import (
     scheduler_placement,
 )
 from rollout_sched.integrations.ray.scheduler_actor import SchedulerActor, SchedulerFacts
+from rollout_sched.process import install_extra
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def connect(address: str | None = None) -> None:
     try:
         import ray
     except ImportError as error:
-        raise CallerError(f"install the extra ray, rollout-sched[ray]: {error}") from error
+        raise CallerError(f"{error}; on every node: {install_extra('ray')}") from error
     if ray.is_initialized():
         return
     try:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from rollout_sched.process import whole_file
+from rollout_sched.process import install_extra, whole_file
 from rollout_sched.simulators.traces.model import TraceError
 
 # ------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _stream(where: str, file: IO[bytes], magic: bytes) -> tuple[IO[bytes], str, 
         else:
             from backports import zstd
     except ImportError as error:
-        remedy = "pip install 'rollout-sched[zstd]', or unpack it first: zstd -d"
+        remedy = f"{install_extra('zstd')}, or unpack it first: zstd -d"
         raise TraceError(where, "compressed with zstd", remedy) from error
     return cast(IO[bytes], zstd.open(file, "rb")), "zstd", (EOFError, zstd.ZstdError)
 

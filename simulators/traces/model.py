@@ -19,6 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.process import install_extra
 
 Finish = Literal["stop", "length", "cut", "unknown"]
 
@@ -345,7 +346,7 @@ def with_tokenizer(path: Path, counting: Counting | None = None) -> Counting:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise TraceError(
-            str(path), "tokenizers is not installed", "pip install 'rollout-sched[tokenizer]'"
+            str(path), "tokenizers is not installed", install_extra("tokenizer")
         ) from error
     try:
         tokenizer = Tokenizer.from_file(str(file))

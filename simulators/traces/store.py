@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rollout_sched.process import install_extra
 from rollout_sched.simulators.traces.files import (
     ROW_BYTES,
     TraceSource,
@@ -113,7 +114,7 @@ def parquet_rows(where: str, file: Unpacked) -> tuple[list[str], Iterator[Row]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        remedy = "pip install 'rollout-sched[parquet]', or write it as JSON lines first"
+        remedy = f"{install_extra('parquet')}, or write it as JSON lines first"
         raise TraceError(where, "a Parquet file", remedy) from error
     # False metadata is only detected where it is used.
     damage = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
