@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PathDistribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,5 +183,5 @@ def test_an_extra_is_installed_from_where_the_package_came(
 ) -> None:
     if noted is not None:
         (tmp_path / "direct_url.json").write_text(json.dumps(noted))
-    monkeypatch.setattr(process, "distribution", lambda name: PathDistribution(tmp_path))
-    assert process.install_extra("zstd") == command
+    monkeypatch.setattr(log_lines, "distribution", lambda name: PathDistribution(tmp_path))
+    assert log_lines.install_extra("zstd") == command

@@ -75,8 +75,8 @@ def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
         endpoints = decode(text, type=_File, strict=False).endpoints
     except ImportError as error:
         raise CallerError(
-            f"{path}: YAML needs PyYAML: {install_extra('endpoints')}, or write JSON to a file that "
-            "ends in .json"
+            f"{path}: YAML needs PyYAML: {install_extra('endpoints')}, or write JSON to a file "
+            "that ends in .json"
         ) from error
     except Exception as error:  # PyYAML raises other errors too: `!!bool x` is a KeyError
         said = isinstance(error, msgspec.MsgspecError | ValueError)

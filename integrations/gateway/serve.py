@@ -60,6 +60,7 @@ from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler, Settings, settings_of
 from rollout_sched.live.instances import InstanceSupervisor
 from rollout_sched.live.ports import InstanceClient
+from rollout_sched.process import install_extra
 
 log = logging.getLogger(__name__)
 
