@@ -109,7 +109,7 @@ def case(seed: int, steps: int = STEPS) -> Case:
     scenario = msgspec.structs.replace(base, fleet=fleet, trainer=trainer, faults=faults).with_job(
         {"prompts_per_step": prompts, "samples_per_prompt": samples}
     )
-    trace = _trace(rng, shape, steps * prompts, samples)
+    trace = lab_trace(rng, shape, steps * prompts, samples)
     unlike = ", a quarter of it half as fast" if faults else ""
     name = (
         f"#{seed} {shape}, {prompts} x {samples}, {instances} x {fleet.max_num_seqs} slots of "
@@ -118,7 +118,7 @@ def case(seed: int, steps: int = STEPS) -> Case:
     return Case(name, trace, scenario)
 
 
-def _trace(rng: np.random.Generator, shape: str, groups: int, samples: int) -> Trace:
+def lab_trace(rng: np.random.Generator, shape: str, groups: int, samples: int) -> Trace:
     lengths = np.clip(SHAPES[shape](rng, groups, samples), 1, CAP).astype(int).tolist()
     prompts = rng.integers(80, 500, groups).tolist()
     made: dict[str, list[SampleRecord]] = {}

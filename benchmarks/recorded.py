@@ -3,7 +3,10 @@
 A replay stands for the run, because its truth is known: it is recorded under each policy, and its
 trace is replayed under `round_robin_sync` and `best_on_policy`. "Delivered" is the trace of what
 the trainer got, in the order in which it got it; "submitted" is that of `journal trace`. A
-restarted request does not get the same length again, as in a real run. Output is Markdown.
+restarted request does not get the same length again, as in a real run.
+
+A second table is of lengths drawn at random: mean and p99 of those asked for, with the cut ones
+completed, over the true ones. Output is Markdown.
 """
 
 from __future__ import annotations
@@ -14,13 +17,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rollout_sched.config import load_policy
+import msgspec
+import numpy as np
+
+from benchmarks.lab import lab_trace
+from rollout_sched.config import PolicyFile, load_policy, parse_policy
 from rollout_sched.core.model.actions import Action, Deliver
 from rollout_sched.core.model.events import Event
 from rollout_sched.inspection import recorded_trace
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
 
@@ -93,6 +101,33 @@ def truth(case: Case) -> tuple[Figures, Figures]:
     return found, found
 
 
+#: Of lengths whose distribution is known; names of the lab.
+SHAPES = ("heavy", "independent", "pareto", "runaways")
+CUTTING = {
+    "best_on_policy": load_policy("best_on_policy"),
+    "tail_batching": load_policy("tail_batching"),
+    "over-sampling by 1.5": parse_policy(
+        "over", {"batching": {"use": "tail_batching", "over_prompts": 1.0, "over_samples": 1.5}}
+    ),
+}
+PROMPTS, SAMPLES, COMPLETIONS = 192, 8, 6
+
+
+def completed(shape: str, policy: PolicyFile) -> str:
+    """Mean and p99 over the true ones, of 8 samples asked for and 4 that a policy may add."""
+    drawn = lab_trace(np.random.default_rng(0), shape, PROMPTS, SAMPLES * 3 // 2)
+    truth = msgspec.structs.replace(drawn, samples_per_prompt=SAMPLES)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "journal.jsonl")
+        run_policy(policy, truth, scenario("composite_math_512x8"), journal_path=path)
+        found, _ = recorded_trace("found", [Recording(path)])
+    loads = [Workload(found, Job(), seed=seed) for seed in range(COMPLETIONS)]
+    lengths = np.array([[one.response_tokens for one in load.offered_samples()] for load in loads])
+    true = [one.response_tokens for one in Workload(truth, Job()).offered_samples()]
+    p99 = np.quantile(lengths, 0.99, axis=1).mean() / np.quantile(true, 0.99)
+    return f"{lengths.mean() / np.mean(true):.2f}, {p99:.2f}"
+
+
 def shown(case: Case, what: str, found: tuple[Figures, Figures]) -> str:
     pairs = zip(*found, strict=True)
     forms = (".1f", ".2f", ",.0f")
@@ -113,6 +148,10 @@ def main() -> None:
         if case.recorded_under == BASE:
             print(shown(case, "(truth)", truth(case)))
         print(shown(case, case.recorded_under, measured(case)), flush=True)
+    print(f"\n| recorded under | {' | '.join(SHAPES)} |\n|{'---|' * (1 + len(SHAPES))}")
+    for name, policy in CUTTING.items():
+        row = [completed(shape, policy) for shape in SHAPES]
+        print(f"| {name} | {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":
