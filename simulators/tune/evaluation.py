@@ -234,6 +234,7 @@ class Evaluator(msgspec.Struct, frozen=True):
 
     def setting(self, max_staleness: int) -> Setting:
         job, fleet, cost = self.scenario.job, self.scenario.fleet, self.scenario.cost
+        read_s = cost.read_s(fleet.max_num_seqs)
         return Setting(
             prompts_per_step=job.prompts_per_step,
             samples_per_prompt=job.samples_per_prompt,
@@ -244,7 +245,7 @@ class Evaluator(msgspec.Struct, frozen=True):
             multi_turn=any(len(sample.turns) > 1 for sample in self.search.samples()),
             max_staleness=max_staleness,
             context_s=max(cost.context_s, 1e-12),
-            weights_tokens=max(1, round(cost.weights_s / max(cost.context_s, 1e-12))),
+            weights_tokens=max(1, round(read_s / max(cost.context_s, 1e-12))),
             prefill_tokens_per_s=round(1 / max(cost.token_s, 1e-9)),
             remembers=job.epochs > 1 or job.known_samples > 0,
         )
