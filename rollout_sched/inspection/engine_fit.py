@@ -330,7 +330,7 @@ class _Fit:
         free = sorted({leader for leader in leaders if leader >= 0})
         ties = np.asarray([[float(leader == each) for each in free] for leader in leaders])
         # From the base at the right speed.
-        found = np.full(len(free), np.median(self._residuals(np.zeros(len(FACTORS)))))
+        found = np.full(len(free), -np.median(self._residuals(np.zeros(len(FACTORS)))))
         for _ in range(20):
             residuals = self._residuals(ties @ found)
             slopes = self._slopes(residuals, ties, found)
