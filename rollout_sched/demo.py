@@ -30,10 +30,9 @@ from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.metrics import Metrics, Summary
-from rollout_sched.simulators.replay import Scenario, load_scenario
+from rollout_sched.simulators.replay import Scenario, Workload, load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.traces import read
-from rollout_sched.simulators.traces.model import Trace
 
 TRACE = "lrm_math_open"
 SCENARIO = "qwen7b-8xh100-disaggregated"
@@ -42,6 +41,9 @@ INSTANCES = 2
 STEPS = 4
 PROMPTS_PER_STEP = 16
 START_S = 60.0
+#: A live run that is longer than its replay by this factor was slowed by the machine: both have the
+#: same lengths and costs.
+LATE = 1.03
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,12 @@ def demo(options: DemoOptions) -> None:
         console = terminal.console(width=max(console.width, 110))
     results = [_run(policy, options, console) for policy in options.policies]
     console.print(_table(results, simulated=not options.instances))
+    for result in results:
+        if result.predicted_s and result.live.total_s > LATE * result.predicted_s:
+            console.print(
+                f"{result.policy}: {result.live.total_s / result.predicted_s - 1:.0%} longer than "
+                f"the replay said: this machine does not keep pace at --speed {options.speed:g}"
+            )
 
 
 def _run(policy: str, options: DemoOptions, console: Console) -> DemoResult:
@@ -97,7 +105,7 @@ def _run(policy: str, options: DemoOptions, console: Console) -> DemoResult:
             world = _world()
             urls = [stack.enter_context(_fake(options.speed, seed)) for seed in range(INSTANCES)]
             speed = options.speed
-            prompts = _recorded_prompts(read(TRACE), world)
+            prompts = _recorded_prompts(Workload(read(TRACE), world.job, steps=STEPS))
             for version in range(1, STEPS + 1):
                 (folder / str(version)).mkdir()
             weights = Reload(f"{folder}/{{version}}", visible_here=False)
@@ -143,21 +151,22 @@ async def _train(
                     await rollouts.publish_weights(batch.version + 1, weights)
 
 
-def _recorded_prompts(trace: Trace, world: Scenario) -> list[Prompt]:
-    """Prompts of the recorded lengths, each asking for responses of the recorded lengths."""
-    prompts = []
-    for number, samples in enumerate(list(trace.groups.values())[: STEPS * PROMPTS_PER_STEP]):
-        lengths = [sample.response_tokens for sample in samples]
-        prompts.append(
-            Prompt(
-                uid=samples[0].group,
-                prompt_ids=[number + 1] * samples[0].prompt_tokens,
-                samples=len(samples),
-                max_tokens=trace.max_response_tokens or max(lengths),
-                each=[{"extra_args": {"fake_response_tokens": length}} for length in lengths],
-            )
+def _recorded_prompts(load: Workload) -> list[Prompt]:
+    """Prompts of the recorded lengths, each asking for responses of the lengths that the replay
+    has, also for the samples that a policy adds: at most as many as were asked for."""
+    asked = load.samples_per_prompt
+    return [
+        Prompt(
+            uid=group,
+            prompt_ids=[number] * load.prompt_tokens(group),
+            samples=asked,
+            max_tokens=load.max_tokens,
+            # The simulated servers draw a length of 1. A response can be cut and go on with this
+            # field, unlike with one that only they know.
+            each=[{"min_tokens": load.length(group, index)} for index in range(2 * asked)],
         )
-    return prompts
+        for number, group in enumerate(load.groups, start=1)
+    ]
 
 
 def _made_up_prompts() -> list[Prompt]:
@@ -199,7 +208,8 @@ def _result(
 
 def _fake(speed: float, seed: int) -> AbstractContextManager[str]:
     arguments = ["fake-instance", "--port", "0", "--scenario", SCENARIO, "--speed", str(speed)]
-    return _serving([*arguments, "--seed", str(seed)], "ready on ")
+    arguments += ["--seed", str(seed), "--median-tokens", "1", "--sigma", "0"]
+    return _serving(arguments, "ready on ")
 
 
 def _gateway(policy: str, urls: list[str], record: Path) -> AbstractContextManager[str]:

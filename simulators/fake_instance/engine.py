@@ -20,6 +20,7 @@ import msgspec
 from rollout_sched.core.model.records import MAX_SIZE
 from rollout_sched.flags import Flag
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, RequestRejected
+from rollout_sched.simulators.fake_instance import fields
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.answers import CountedOutput, OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import MODEL, RealtimeInstance
@@ -383,7 +384,8 @@ class Engine:
             return self.settings.spec.max_model_len
         rng = random.Random(self.settings.seed << 32 ^ response.name)
         drawn = rng.lognormvariate(math.log(self.settings.median_tokens), self.settings.sigma)
-        return max(1, round(drawn))
+        least = fields.limits_of(order.sampling).min_tokens  # of this request
+        return max(1, round(drawn), response.made_tokens + least)
 
     def _check_alive(self) -> None:
         """Raises Refusal if the engine is dead."""

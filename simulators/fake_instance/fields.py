@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 #: Fields that change which tokens a response has; without them it depends on its name alone.
 _APPLIED = (
-    *("stop", "stop_token_ids", "min_tokens", "structured_outputs", "response_format"),
+    *("stop", "stop_token_ids", "structured_outputs", "response_format"),
     *("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
 )
 

@@ -63,6 +63,15 @@ async def test_a_stop_token_ends_a_response_after_its_least_length(asking) -> No
     assert ids[9] not in later["token_ids"][:10]
 
 
+async def test_a_response_that_goes_on_has_the_least_length_of_its_request(asking) -> None:
+    least = {"ignore_eos": False, "max_tokens": 2000}
+    whole = await asking(**least, min_tokens=1500)
+    assert len(whole["token_ids"]) == 1500
+    prompt = [*whole["prompt_token_ids"], *whole["token_ids"][:1000]]
+    rest = await asking(prompt=prompt, **least, min_tokens=500)
+    assert rest["token_ids"] == whole["token_ids"][1000:]
+
+
 async def test_a_seed_begins_again_with_each_request(asking) -> None:
     seeded = {"temperature": 1.0, "seed": 7}
     whole = await asking(**seeded)
