@@ -383,5 +383,7 @@ class ScenarioFold:
                 over = self._over_s = max(one.ended_s.values())
                 made = sum([tokens.get(request, 0) for request in one.ended_s])
                 self.steps.append(TrainerStep(one.began_s, [(over, made, 1.0)], over))
+        if not self.steps:  # clients that come when they like
+            self._over_s = max([attempt.ended_s for attempt in self.attempts], default=0.0)
         for step, after in pairwise(self.steps):
             step.published_s = after.requested_s

@@ -9,11 +9,17 @@ import pytest
 
 from rollout_sched.config import load_policy, shipped
 from rollout_sched.inspection.recording import Recording
-from rollout_sched.inspection.run_scenario import run_scenario
+from rollout_sched.inspection.run_scenario import run_scenario, run_times
 from rollout_sched.inspection.trace_fold import recorded_trace
 from rollout_sched.simulators.replay.faults import Joins, Leaving, Lost
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import RewardModel, Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import (
+    Job,
+    RewardModel,
+    Scenario,
+    TrafficModel,
+    load_scenario,
+)
 from rollout_sched.simulators.traces import read
 
 #: How far a replay may be from the run, in the scenario that is fitted to its journal.
@@ -86,3 +92,24 @@ def test_what_happens_to_instances_and_rewards(tmp_path: Path) -> None:
     assert found.rewards == ran.rewards
     told = {type(fault): (fault.at_s, fault.instance) for fault in found.faults}
     assert told == {Lost: (50.0, 1), Joins: (80.0, 2), Leaving: (150.0, 0)}
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_clients_are_a_trainer_or_traffic(rounds: bool, tmp_path: Path) -> None:
+    groups = {
+        name: [CHANGE(sample, arrival_s=1.0 + 2000.0 * (number // 8)) for sample in members]
+        for number, (name, members) in enumerate(TRACE.groups.items())
+    }
+    traffic = TrafficModel() if rounds else TrafficModel(rate=1.0, for_s=100.0)
+    ran = CHANGE(small(RAN[0]), traffic=traffic, job=Job(batches=False))
+    policy, journal = load_policy("dplb"), tmp_path / "j"
+    run_policy(policy, CHANGE(TRACE, groups=groups), ran, journal_path=journal)
+    recordings = [Recording(journal)]
+    trace, _ = recorded_trace("again", recordings)
+    found = run_scenario(recordings, trace, RAN[0])
+    assert found.scenario.job.batches == rounds
+    run_policy(policy, trace, found.scenario, journal_path=tmp_path / "again")
+    replayed = run_times([Recording(tmp_path / "again")])
+    assert replayed.total_s == pytest.approx(found.times.total_s, rel=BOUND)
+    if rounds:
+        assert found.scenario.job.prompts_per_step == 8
