@@ -31,7 +31,8 @@ demo: $(DEMO_VENV)/.ready
 	$(DEMO_VENV)/bin/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
 	  --policy one_step_off --policy areal --policy magistral \
-	  --policy best_on_policy --policy best_async --policy 'best_async freshness.max_staleness=4' --html build/demo.html
+	  --policy best_on_policy --policy 'best_on_policy batching.over_prompts=1.5' \
+	  --policy best_async --policy 'best_async freshness.max_staleness=4' --html build/demo.html
 	$(DEMO_VENV)/bin/rollout-sched demo
 	@echo "What happened, drawn: open file://$(abspath build/demo.html) in a browser"
 
