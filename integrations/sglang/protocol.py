@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.model.records import Count
+from rollout_sched.core.model.records import Count, Signed
 from rollout_sched.integrations.vllm.protocol.answers import Logprob, VersionSpan, decoded
 from rollout_sched.integrations.vllm.protocol.endpoints import NEUTRAL_SAMPLING
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
@@ -95,7 +95,7 @@ class FinishReason(msgspec.Struct):
 
     type: str
     message: str = ""
-    status_code: int | None = None
+    status_code: Signed | None = None
 
 
 class MetaInfo(msgspec.Struct):
@@ -115,7 +115,7 @@ class MetaInfo(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     message: str = ""
-    code: int = 500
+    code: Signed = 500
 
 
 class GeneratedAnswer(msgspec.Struct):

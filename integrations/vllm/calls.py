@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
+from rollout_sched.core.model.records import Count
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.control import ServerControl, decoded
 from rollout_sched.integrations.vllm.protocol import endpoints
@@ -78,7 +79,7 @@ class _Text(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Count]
 
 
 async def tokenized(control: ServerControl, model: str, text: str) -> list[int] | None:

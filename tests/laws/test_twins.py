@@ -259,6 +259,8 @@ class Trajectory(Payload):
         outcome = await super().attempt(client, dispatch, order_id)
         if outcome.finish == "stop" and dispatch.turn < len(turns) - 1:
             outcome.finish = "turn"
+        elif outcome.finish == "stop":
+            outcome.finish = self.sample.finish  # "length" of one that was drawn beyond the cap
         return outcome
 
     async def act(self) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import DeliveredSample
-from rollout_sched.core.model.records import MAX_COUNT, Count
+from rollout_sched.core.model.records import MAX_COUNT, Count, Signed
 from rollout_sched.integrations.gateway.data_plane.body import BYTES_PER_TOKEN, check_name, group_of
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
@@ -49,7 +49,7 @@ class SglangBody(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool = False
     rid: str | None = None
     session_id: str = ""
-    priority: int = 0
+    priority: Signed = 0
 
     def __post_init__(self) -> None:
         if (self.input_ids is None) == (self.text is None):

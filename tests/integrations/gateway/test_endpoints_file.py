@@ -143,7 +143,7 @@ class TestReading:
         monkeypatch.setattr(msgspec.yaml, "decode", missing)
         path = tmp_path / "endpoints.yaml"
         path.write_text(YAML)
-        with pytest.raises(CallerError, match=r"rollout-sched\[endpoints\]"):
+        with pytest.raises(CallerError, match=r"pip install .*\[endpoints\]"):
             read_endpoints(path)
 
 

@@ -126,5 +126,5 @@ async def test_without_the_extra_the_remedy_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rollout_sched.integrations.otel", None)
-    with pytest.raises(CallerError, match=r"rollout-sched\[otel\]"):
+    with pytest.raises(CallerError, match=r"pip install .*\[otel\]"):
         Service(Options(policy="dplb", instances=[], otlp="http://127.0.0.1:1"), print)

@@ -60,5 +60,5 @@ def test_an_invalid_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_without_the_library(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(TraceError, match=r"rollout-sched\[tokenizer\]"):
+    with pytest.raises(TraceError, match=r"pip install .*\[tokenizer\]"):
         with_tokenizer(model)

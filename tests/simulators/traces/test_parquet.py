@@ -94,5 +94,5 @@ def test_a_damaged_page(tmp_path: Path) -> None:
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "x.parquet", GROUPED)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(TraceError, match=r"rollout-sched\[parquet\]"):
+    with pytest.raises(TraceError, match=r"pip install .*\[parquet\]"):
         read(path)
