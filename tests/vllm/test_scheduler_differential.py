@@ -14,11 +14,11 @@ import random
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
 from packaging.version import Version
 
 from rollout_sched.simulators.instance.model import (
@@ -474,7 +474,7 @@ class Workload:
 
 #: vLLM 0.33 goes on to the next request when the least urgent one has preempted itself, where 0.32
 #: ends the step, as the simulated instance does.
-ENDS_THE_STEP = Version(version("vllm")) < Version("0.33")
+ENDS_THE_STEP = Version(vllm.__version__) < Version("0.33")
 
 
 def random_spec(rng: random.Random) -> InstanceSpec:
