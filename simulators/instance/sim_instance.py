@@ -326,6 +326,7 @@ class SimInstance:
         batch, steps = scheduler.batch, self._steps_by(now)
         used = self.spec.kv_blocks - scheduler.kv.free + batch.demand(scheduler.step, steps)
         tokens = batch.count * steps
+        drafts, drafted, accepted = counters.drafted.totals(batch.count, tokens)
         return SimGauges(
             len(scheduler.running),
             scheduler.queue.size,
@@ -337,7 +338,9 @@ class SimInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens + tokens,
             scheduler.step + steps,
-            *counters.drafted.totals(batch.count, tokens),
+            drafts,
+            drafted,
+            accepted,
         )
 
     # -- for tests -------------------------------------------------------------------------
