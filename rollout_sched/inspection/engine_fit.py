@@ -5,7 +5,7 @@ takes D = a (t0 + t_w .. s B) + .. as in the cost model, so that an attempt of n
 stretches j of d_j seconds fulfils sum(d_j / D_j) = n. Constants of a base are multiplied by
 factors, so that what the run cannot separate stays in the proportion of the base:
 
-    per step      t0, t_w
+    per step      t0, t_w, t_e
     per sequence  s, c_b
     per context   k
     per prefill   a, and the costs of a request and of a step that prefills
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 #: The constants that each factor multiplies.
 FACTORS: tuple[tuple[str, ...], ...] = (
-    ("step_s", "weights_s"),
+    ("step_s", "weights_s", "experts_s"),
     ("token_s", "sequence_s"),
     ("context_s",),
     ("attention_s", "request_s", "prefill_s"),
@@ -74,7 +74,7 @@ class Standstill(NamedTuple):
 class EngineFit(NamedTuple):
     """cost      the fitted constants, or those of the base
     kept      the base explains the run as well
-    errors    standard error of each factor, relative; None: it is that of another, as `why` says
+    errors    standard error of each factor, relative; None: it is tied to another
     off       median of |predicted / recorded - 1| of the attempts' tokens
     attempts  that were fitted
     most      sequences at once

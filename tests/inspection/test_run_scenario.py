@@ -113,3 +113,21 @@ def test_clients_are_a_trainer_or_traffic(rounds: bool, tmp_path: Path) -> None:
     assert replayed.total_s == pytest.approx(found.times.total_s, rel=BOUND)
     if rounds:
         assert found.scenario.job.prompts_per_step == 8
+
+
+def test_the_experts_of_a_mixture_are_fitted_with_its_other_weights(tmp_path: Path) -> None:
+    """A base whose weights are read too slowly, those of the experts most of all."""
+    ran = small(RAN[0])
+    ran = CHANGE(ran, cost=CHANGE(ran.cost, experts_s=3 * ran.cost.weights_s, expert_share=0.05))
+    base = CHANGE(
+        ran,
+        cost=CHANGE(
+            ran.cost,
+            step_s=2 * ran.cost.step_s,
+            weights_s=2 * ran.cost.weights_s,
+            experts_s=2 * ran.cost.experts_s,
+        ),
+    )
+    ((off, found),) = again(tmp_path / "run.journal", "round_robin_sync", ran, base)
+    assert abs(off) < BOUND
+    assert found.cost.experts_s == pytest.approx(ran.cost.experts_s, rel=0.05)

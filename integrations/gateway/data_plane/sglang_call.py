@@ -124,10 +124,13 @@ class SglangCall(TokenPayload):
         text = await client.detokenize(made) or ""
         asked = self.sampling.get("stop") or []
         stops = [asked] if isinstance(asked, str) else asked
-        found = min(((text.find(stop), stop) for stop in stops if stop in text), default=None)
+        # Of several, the one that is complete first.
+        found = min(
+            ((text.find(stop) + len(stop), stop) for stop in stops if stop in text), default=None
+        )
         if stopped and found is not None:
-            at, self.matched = found
-            text = text[: at + len(self.matched) if keeps else at]
+            end, self.matched = found
+            text = text[: end if keeps else end - len(self.matched)]
         elif stopped:
             self.matched = made[-1]
             if not keeps:
