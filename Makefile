@@ -22,7 +22,7 @@ neighbour_ready = $(if $(filter trl,$(1)),$(VLLM_VENV)/.ready-trl,$(NEIGHBOUR_VE
   $(filter torch transfer_queue,$(1)),verl,$(1))/.ready)
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format docs bench bench-live bench-prediction zoo reproduction lab fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format docs bench bench-live bench-guard bench-prediction zoo reproduction lab fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -67,6 +67,7 @@ test-all:
 	rm -f .ci/last_whole_run
 	bash .ci/run
 	$(MAKE) test-vllm VLLM=0.33
+	$(MAKE) bench-guard
 	git rev-parse HEAD >.ci/last_whole_run
 
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
@@ -127,6 +128,10 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready $(NEIGHBOUR_VENVS)/verl/.ready
 # About 15 minutes after that; `make bench-live QUICK=--quick` takes about two.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live.router_overhead $(QUICK)
+
+# Instructions of a replay and of requests, counted by valgrind, beside those of the last release, or AGAINST=commit.
+bench-guard: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.guard $(if $(AGAINST),--against $(AGAINST))
 
 # What a replay says of real vLLM servers (CPU) beside what they do: 25 minutes on a quiet machine.
 bench-prediction: $(VLLM_VENV)/.ready
