@@ -6,7 +6,7 @@ everything is plain Python.
 
 import os
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 #: What every event and every request passes through, by room. mypyc drops the parameters of the
 #: annotations of a struct: one that msgspec decodes by them stands in another module.
@@ -25,6 +25,9 @@ HOT = {
     "integrations/gateway/data_plane": "body call client_request data_plane fanout reply resume "
     "stream streaming_call unary_call",
 }
+
+#: Written in C.
+C = ("integrations/gateway/data_plane/answer_scan",)
 
 
 def requires():
@@ -53,6 +56,9 @@ def extensions():
             # A product and a sum are rounded one by one, as Python does: else a simulated instance
             # would take other times where the processor can do both at once.
             module.extra_compile_args.append("-ffp-contract=off")
+        for path in C:
+            name = f"rollout_sched.{path.replace('/', '.')}"
+            modules.append(Extension(name, [f"rollout_sched/{path}.c"]))
     return modules
 
 

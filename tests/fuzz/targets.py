@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.fuzz.answer_scans import AnswerScans
 from tests.fuzz.answers import Answers
 from tests.fuzz.calls import Calls
 from tests.fuzz.control_calls import ControlCalls
@@ -24,6 +25,7 @@ TARGETS: dict[str, Target] = {
         Envelope(),
         Calls(),
         Answers(),
+        AnswerScans(),
         Streams(),
         Orders(),
         StoreFiles(),

@@ -21,6 +21,7 @@ INPUTS = {
     "envelope": 5000,
     "calls": 500,
     "answers": 400,
+    "answer-scans": 4000,
     "streams": 400,
     "orders": 3000,
     "store-files": 40,

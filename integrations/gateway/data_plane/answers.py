@@ -28,7 +28,14 @@ from rollout_sched.integrations.vllm.protocol.answers import (
     spans_of,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
-from rollout_sched.live.ports import AnswerUntrue
+from rollout_sched.live.ports import AnswerUntrue, InstanceError
+
+try:
+    from rollout_sched.integrations.gateway.data_plane.answer_scan import (  # type: ignore[import-not-found]
+        scan,
+    )
+except ImportError:  # not a compiled build
+    scan = None
 
 _NULL = msgspec.Raw(b"null")
 
@@ -167,6 +174,11 @@ _answer = msgspec.json.Decoder(_Answer)
 _event = msgspec.json.Decoder(Event)
 _token_logprobs = msgspec.json.Decoder(list[Logprob | None] | None)
 _object = msgspec.json.Decoder(dict[str, Any])
+_versions = msgspec.json.Decoder(list[VersionSpan] | None)
+
+#: Tokens, finish_reason, id, number of token ids (-1: it has none), whether it has a text, whether
+#: a message, and its weight_versions in JSON.
+Scanned = tuple[int, str, str, int, bool, bool, bytes]
 
 #: The field that has the response.
 _HOLDS = {"completions": "text", "chat": "message", "generate": "token_ids"}
@@ -179,6 +191,36 @@ def read_answer(
 ) -> WholeAnswer:
     """Raises AnswerUntrue if it is not a whole answer of the endpoint `spoken`; `labelled` as in
     `spans_of`. Of several beams, the tokens are those of one, on average."""
+    scanned: Scanned | None = scan(body) if scan is not None and beams == 1 else None
+    if scanned is not None:
+        answer = from_scan(scanned, upstream_endpoint, labelled=labelled)
+        if answer is not None:
+            return answer
+    return read_by_msgspec(body, upstream_endpoint, labelled=labelled, beams=beams)
+
+
+def from_scan(
+    scanned: Scanned, upstream_endpoint: Endpoint, *, labelled: bool
+) -> WholeAnswer | None:
+    """The answer that `answer_scan.c` has read, nine times as fast as msgspec; None if it may not
+    be valid for the endpoint."""
+    tokens, finish, name, ids, text, message, versions = scanned
+    holds = {"completions": text, "chat": message, "generate": ids >= 0}[upstream_endpoint]
+    if not holds or finish == "error" or ids not in (-1, tokens):
+        return None
+    spans: Spans = ()
+    if versions != b"null":
+        try:
+            spans = spans_of(_versions.decode(versions), tokens, labelled=labelled)
+        except (msgspec.DecodeError, InstanceError):
+            return None
+    return WholeAnswer(tokens, finish_of(finish), spans, name)
+
+
+def read_by_msgspec(
+    body: bytes, upstream_endpoint: Endpoint, *, labelled: bool = False, beams: int = 1
+) -> WholeAnswer:
+    """As `read_answer`."""
     answer = decoded(_answer.decode, body)
     if len(answer.choices) != beams:
         raise AnswerUntrue(f"the answer has {len(answer.choices)} choices instead of {beams}")

@@ -20,6 +20,7 @@ from rollout_sched.integrations.gateway.data_plane.answers import (
 )
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown
 from tests.integrations.gateway.scripted import chunk, completion
+from tests.native import answer_scan
 
 DECOY = 'a text: "finish_reason":"abort", "completion_tokens": 99'
 
@@ -300,3 +301,41 @@ def test_events_of_a_stream_are_changed_each() -> None:
         json.loads(one[6:])["choices"][0]["logprobs"]["content"][0]["token"] for one in told[:2]
     ]
     assert (names, told[2]) == (["token_id:5", "token_id:60"], b"")
+
+
+LOGPROBS = [None, -0.25, 0.0, -1.5e-07, -9999.0] + [-0.0123456789 * each for each in range(1, 200)]
+LISTED = [{"token": "a", "logprob": each, "bytes": [97]} for each in LOGPROBS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "changes"),
+    [
+        ("completions", {"logprobs": {"token_logprobs": LOGPROBS, "top_logprobs": [None]}}),
+        ("completions", {"logprobs": {"token_logprobs": None, "top_logprobs": [{"a": -1.0}]}}),
+        ("completions", {"weight_versions": [{"version": "7", "start": 0, "end": 2}]}),
+        ("chat", {"message": {"role": "assistant", "content": "x", "tool_calls": []}}),
+        ("chat", {"message": {"content": None}, "logprobs": {"content": LISTED}}),
+        ("generate", {"logprobs": {"content": [{**LISTED[0], "top_logprobs": LISTED}]}}),
+    ],
+)
+def test_what_vllm_writes_is_read_by_the_scanner(endpoint: Any, changes: dict[str, Any]) -> None:
+    body = json.dumps(json.loads(told(**changes)), separators=(",", ":")).encode()
+    scanned = answer_scan().scan(body)
+    assert scanned is not None
+    told_by_both = answers.from_scan(scanned, endpoint, labelled=False)
+    assert told_by_both == answers.read_by_msgspec(body, endpoint)
+
+
+@pytest.mark.parametrize("item", ["1", "0.5", "-01", "-1.2.3", "-1e5", "--1", "-", "NaN", "-.5"])
+@pytest.mark.parametrize("place", [0, 1, 62, 63, 64, 65, 127, 128, 129])
+def test_what_the_scanner_does_not_know_is_left_to_msgspec(item: str, place: int) -> None:
+    """At each place of the blocks in which it reads."""
+    numbers = ["-1"] * 100
+    numbers[place // 3] = "-" + "1" * (place % 3 + 1)  # shifts what follows
+    numbers[place // 3 + 1] = item
+    logprobs = f'{{"token_logprobs":[{",".join(numbers)}]}}'
+    body = b'{"usage":{"completion_tokens":0},"choices":[{"finish_reason":"stop","logprobs":%b}]}'
+    assert answer_scan().scan(body % logprobs.encode()) is None
+    numbers[place // 3 + 1] = "-0.1"
+    logprobs = f'{{"token_logprobs":[{",".join(numbers)}]}}'
+    assert answer_scan().scan(body % logprobs.encode()) is not None
