@@ -30,6 +30,7 @@ EVENTS: list[ev.Event] = [
     ev.GroupSubmitted("a", 2, 10, 100),
     ev.RequestSubmitted("d1", "p", 10, 100, "s"),
     ev.RequestWithdrawn("d1"),
+    ev.RequestAborted("d1"),
     ev.SessionEnded("s"),
     ev.SubmissionsClosed(),
     ev.InstanceReturned("i0"),

@@ -33,6 +33,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
                            changes
     allow_instances        URLs that may be added later, e.g. http://10.0.0.*:8000; repeatable
                            (default: any)
+    list_itself            name the gateway among the servers in /workers and /list_workers, for
+                           trainers that abort at every server that is listed (slime, miles)
     slots                  requests that an instance runs at once, where vLLM does not report it
     kv_tokens              the size of its KV cache, where vLLM does not report it
     weights_roots          weights given by path must lie in this folder; repeatable (default:
@@ -68,6 +70,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     allow_instances: Annotated[list[str], Flag("--allow-instance", "PATTERN")] = msgspec.field(
         default_factory=list
     )
+    list_itself: bool = False
     slots: Annotated[AtLeastOne | None, Flag("--instance-slots")] = None
     kv_tokens: Annotated[Serial | None, Flag("--instance-kv-tokens")] = None
     weights_roots: Annotated[list[Path], Flag("--weights-root", "DIR")] = msgspec.field(
@@ -109,7 +112,10 @@ def limits_of(options: Options) -> Limits:
 #: Title and text of each group of flags, and its fields.
 _GROUPS = {
     ("address", None): "host port",
-    ("fleet", None): "instances endpoints allow_instances slots kv_tokens weights_roots",
+    (
+        "fleet",
+        None,
+    ): "instances endpoints allow_instances list_itself slots kv_tokens weights_roots",
     ("keys", "each file has one key per line"): (
         "api_key_file trainer_key_file admin_key_file admin_socket instance_api_key_file"
     ),

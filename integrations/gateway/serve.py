@@ -264,6 +264,7 @@ class Service:
             AllowList(options.allow_instances, named),
             WeightRoots(options.weights_roots),
             Responses(logs=logs),
+            lists_itself=options.list_itself,
         )
         self._joined = asyncio.Event()
         self._waits: asyncio.Task[None] | None = None  # for the first instance

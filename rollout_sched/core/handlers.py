@@ -129,6 +129,13 @@ class ClientEvents:
         else:
             self._outcomes.end_direct(request, "withdrawn")
 
+    def request_aborted(self, event: ev.RequestAborted, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None or request.group is not None:
+            self._state.anomalies["unknown_request"] += 1
+        else:
+            self._outcomes.cut_short(request)
+
     def session_ended(self, event: ev.SessionEnded, now: float) -> None:
         if not self._state.sessions.end(event.session):
             self._state.anomalies["unknown_session"] += 1
@@ -353,7 +360,9 @@ class AttemptEvents:
         if attempt is None:
             return
         request = attempt.request
-        if event.resumable is False:
+        if request.aborted:
+            pass
+        elif event.resumable is False:
             request.resumable = False
             self._requests.start_over(request, "not_resumable")
         elif request.state is RUNNING and self._requests.room_for(request):
@@ -391,6 +400,9 @@ class AttemptEvents:
 
     def _try_again(self, attempt: Attempt, event: ev.RequestFailed, now: float) -> None:
         request = attempt.request
+        if request.aborted:
+            self._outcomes.requeue(request)
+            return
         if event.blame == "unclear":
             blame.record_unclear(request, attempt.instance)
         at_fault = event.blame == "request"

@@ -45,6 +45,7 @@ def event_table(parts: Parts, decider: Decider) -> Handlers:
         ev.WeightsPublished: trainer.weights_published,
         ev.RequestSubmitted: client.request_submitted,
         ev.RequestWithdrawn: client.request_withdrawn,
+        ev.RequestAborted: client.request_aborted,
         ev.SessionEnded: client.session_ended,
         ev.InstanceJoined: instance.joined,
         ev.InstanceLost: instance.lost,

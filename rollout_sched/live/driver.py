@@ -25,6 +25,7 @@ from rollout_sched.core.model.events import (
     Event,
     GroupJudged,
     GroupSubmitted,
+    RequestAborted,
     RequestSubmitted,
     RequestWithdrawn,
     Restored,
@@ -225,6 +226,11 @@ class Driver:
         """The client of a submitted request has gone."""
         if request in self.front.payloads:
             self.pump.tell(RequestWithdrawn(request))
+
+    def abort(self, request: str) -> None:
+        """A submitted request is answered with what it has, as soon as its attempt has stopped."""
+        if request in self.front.payloads:
+            self.pump.tell(RequestAborted(request))
 
     # -- weights ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from rollout_sched.config import load_policy, shipped
@@ -16,12 +17,14 @@ from rollout_sched.core.model.events import (
     Event,
     InstanceJoined,
     InstanceLost,
+    RequestAborted,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
     RequestSubmitted,
     RequestWithdrawn,
     SessionEnded,
+    TokensArrived,
 )
 from rollout_sched.core.model.model import Segment
 from tests.core.told import BIG, LIMIT, PROMPT, Told, sent, thrown
@@ -83,6 +86,35 @@ def test_hanging_up_frees_the_slot() -> None:
     ]
     actions = told(RequestInterrupted("d1", 1, 3))
     assert actions == [thrown("d1", 3, "withdrawn", attempt=1), sent("d2", 2)]
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_an_aborted_request_is_answered_with_what_it_has(resumable: bool) -> None:
+    """Running, waiting, and when its attempt fails while it stops; its siblings learn nothing."""
+    told = Told(slots=1, prediction="group_history")
+    first = msgspec.structs.replace(ask("d1"), resumable=resumable)
+    told(first, ask("d2"), ask("d3"))
+    assert told(RequestAborted("d1")) == [Interrupt("d1", 1, "i0")]
+    assert told(RequestAborted("d1")) == []
+    answer, dispatch = told(RequestInterrupted("d1", 1, 3))
+    assert (answer.sample.finish, answer.sample.segments) == ("abort", (Segment(0, 3, "i0"),))
+    assert dispatch == sent("d2", 2)
+    (answer,) = told(RequestAborted("d3"))
+    assert (answer.sample.finish, answer.sample.segments) == ("abort", ())
+    assert told.request("d2").expected_tokens == LIMIT
+    told(TokensArrived("d2", 2, 5), RequestAborted("d2"))
+    (answer,) = told(RequestFailed("d2", 2, "reset by peer"))
+    assert (answer.sample.finish, answer.sample.response_tokens) == ("abort", 5)
+    assert told.anomalies == {}
+
+
+def test_what_ends_by_itself_is_not_aborted() -> None:
+    told = Told()
+    told(ask("d1"), RequestAborted("d1"))
+    (answer,) = told(RequestFinished("d1", 1, 7))
+    assert answer.sample.finish == "stop"
+    told(RequestAborted("d1"))
+    assert told.anomalies == {"unknown_request": 1}
 
 
 def test_hanging_up_twice_is_counted() -> None:

@@ -422,6 +422,18 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
+    def abort(self, data):
+        """It ends at once unless it runs, and then with its attempt."""
+        name = data.draw(st.sampled_from(self.asked))
+        request = self.scheduler.parts.requests.get(name)
+        runs = request is not None and request.attempt is not None
+        before, ended = self.scheduler.state.anomalies.total(), self.ended[name]
+        self.tell(ev.RequestAborted(name))
+        assert self.ended[name] == (not runs)
+        assert self.scheduler.state.anomalies.total() == before + ended
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
     def hang_up(self, data):
         name = data.draw(st.sampled_from(self.asked))
         before, ended = self.scheduler.state.anomalies.total(), self.ended[name]

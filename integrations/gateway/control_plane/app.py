@@ -38,6 +38,8 @@ from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.integrations.gateway.data_plane.reply import CLIENT_LEFT, Responses
 from rollout_sched.integrations.gateway.families import MetricsPage
+from rollout_sched.integrations.sglang.protocol import ABORT as SGLANG_ABORT
+from rollout_sched.integrations.vllm.protocol.endpoints import DEV_ABORT, OPEN_ABORT
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.integrations.vllm.weights import OutsideRoots
 from rollout_sched.live.instances import InstanceSupervisor
@@ -227,6 +229,7 @@ def _routes(
             web.post(f"{ROLLOUT}/weights", scheduler.weights),
             web.get("/v1/rl/workers", workers.list_rl),
             web.get("/v1/rl/workers/{id}", workers.show_rl),
+            *(web.post(path, control.abort) for path in (OPEN_ABORT, DEV_ABORT, SGLANG_ABORT)),
             *(_of_table(c, control.call) for c, rule in rules if rule.to in ("all", "rewrite")),
             *(_of_table(c, workers.engine, engine) for c, rule in rules if rule.to != "refuse"),
         ],

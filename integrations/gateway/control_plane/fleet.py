@@ -33,6 +33,8 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
 )
 from rollout_sched.integrations.gateway.data_plane.call import error_body
+from rollout_sched.integrations.sglang.protocol import ABORT as SGLANG_ABORT
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, engine_id
 from rollout_sched.live.instances import InstanceSupervisor
 
 #: For a call that a client may retry: a retry goes only to the instances that failed, or does no
@@ -48,6 +50,24 @@ _AGAIN = {
     NOT_REPEATABLE: "do not retry, because the other ranks would not take part: set up the "
     "transfer again, and begin the update again",
 }
+
+
+class _Abort(msgspec.Struct):
+    """vLLM's `request_ids` (none: every request), or SGLang's `rid` and `abort_all`."""
+
+    request_ids: list[str] | None = None
+    rid: str = ""
+    abort_all: bool = False
+
+    def wants(self, path: str, name: str) -> bool:
+        """Whether it is about a call that its client has named so. An id at SGLang stands for all
+        that begin with it; at vLLM it is made from the name."""
+        if path == SGLANG_ABORT:
+            return self.abort_all or bool(self.rid and name.startswith(self.rid))
+        if self.request_ids is None:
+            return True
+        ids = {name, *(engine_id(endpoint, name) for endpoint in ENDPOINTS.values())}
+        return bool(name) and not ids.isdisjoint(self.request_ids)
 
 
 class FleetControl:
@@ -77,6 +97,16 @@ class FleetControl:
         together = self._updates.ranks_meet_in(self._table.step(rule, call.body))
         answer = await self.carry_out(call, rule)
         return _as_one_server(request, rule, answer, NOT_REPEATABLE if together else REPEATABLE)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """Clients' calls are answered with what they have; the trainer's batches are not touched,
+        and nothing is passed on."""
+        asked = await read(request, _Abort)
+        driver, path = self._gateway.driver, request.path
+        names = self._gateway.data_plane.abort(lambda name: asked.wants(path, name))
+        for name in names:
+            driver.abort(name)
+        return reply(request, {"status": "aborted", "aborted": len(names)})
 
     async def carry_out(self, call: FleetCall, rule: Rule) -> Answer:
         """Send it to all concerned instances; failures of instances that have not joined are listed
@@ -192,6 +222,7 @@ class WorkerRoutes:
 
     async def list_all(self, request: web.Request) -> web.Response:
         workers = [_worker(view) for view in self._views()]
+        workers += [{"id": "gateway", "url": url} for url in self._own_url(request)]
         return reply(request, {"workers": workers, "total": len(workers)})
 
     async def show(self, request: web.Request) -> web.Response:
@@ -216,7 +247,9 @@ class WorkerRoutes:
         return web.Response(text=f"Successfully removed worker: {url}")
 
     async def list_urls(self, request: web.Request) -> web.Response:
-        return reply(request, {"urls": [view.url for view in self._views()]})
+        return reply(
+            request, {"urls": [*(view.url for view in self._views()), *self._own_url(request)]}
+        )
 
     async def finish_session(self, request: web.Request) -> web.Response:
         session = _named(request, "session_id")
@@ -264,6 +297,10 @@ class WorkerRoutes:
         return reply(request, failure, failure["status"] or 502)
 
     # -- internal --------------------------------------------------------------------------
+
+    def _own_url(self, request: web.Request) -> list[str]:
+        """The address by which the caller has reached the gateway, if it lists itself."""
+        return [str(request.url.origin())] if self._gateway.lists_itself else []
 
     def _views(self) -> list[InstanceView]:
         return [self._gateway.view(supervisor) for supervisor in self._gateway.supervisors()]

@@ -82,6 +82,7 @@ class Gateway:
 
     figures      the counts of the run
     responses    how calls of the control plane ended; the data plane has its own
+    lists_itself as one of the servers, for trainers that abort at each
     turned_away  requests that the HTTP server itself has refused, by status
     """
 
@@ -93,8 +94,11 @@ class Gateway:
         allow: AllowList | None = None,
         weight_roots: WeightRoots | None = None,
         responses: Responses | None = None,
+        *,
+        lists_itself: bool = False,
     ) -> None:
         self._live = live
+        self.lists_itself = lists_itself
         self._allow = allow or AllowList()
         self.policy = live.policy
         self.driver = live.driver

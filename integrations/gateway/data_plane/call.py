@@ -84,7 +84,13 @@ _IDS = msgspec.json.Decoder(list[Count])
 
 
 class Reply(Protocol):
-    """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
+    """Where an answer goes. Exactly one of `answer` and `begin` is called, once.
+
+    `aborted`: the response ends with what it has.
+    """
+
+    @property
+    def aborted(self) -> bool: ...
 
     def upstream(self, upstream_call: UpstreamCall) -> None:
         """The source of the stream's bytes, which is paused while the client reads slowly."""

@@ -6,7 +6,7 @@ It knows HTTP only as `Request` (see integrations.http.server) and the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollout_sched.core.errors import CallerError
@@ -111,6 +111,16 @@ class DataPlane:
     def accept(self) -> None:
         self._closed = ""
 
+    def abort(self, wanted: Callable[[str], bool]) -> list[str]:
+        """Let the open calls that are `wanted`, by the name that their client has given, be
+        answered with what they have; returns the requests to abort."""
+        return [
+            request
+            for reply in self.calls.replies
+            if wanted(reply.name)
+            for request in reply.abort()
+        ]
+
     def _take_in(self, request: HttpRequest) -> None:
         status, text = 400, ""
         try:
@@ -156,7 +166,8 @@ class DataPlane:
         client = self._client(request)
         self.calls.check_room(client, load)
         client_request = read_client_request(request, endpoint, body, envelope)
-        reply = HttpReply(self.calls, self.scheduling, request, client, load)
+        name = client_request.request_id.decode()
+        reply = HttpReply(self.calls, self.scheduling, request, client, load, name)
         try:
             if len(ones) == 1 and not ones[0].values:
                 reply.submitted(self._submit(client_request, client, ones[0], reply))
@@ -179,7 +190,7 @@ class DataPlane:
         load = Load(1, len(request.body), body.tokens + limit)
         client = self._client(request)
         self.calls.check_room(client, load)
-        reply = HttpReply(self.calls, self.scheduling, request, client, load)
+        reply = HttpReply(self.calls, self.scheduling, request, client, load, body.rid or "")
         call = SglangCall(body, sampling, limit, reply)
         try:
             group, session = names_in(request)

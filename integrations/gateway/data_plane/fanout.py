@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 class WholeReply(Reply, Protocol):
     """Where the joined answer goes."""
 
+    @property
+    def aborted(self) -> bool: ...
+
     def withdraw(self) -> None:
         """Withdraw the requests that are still open."""
 
@@ -48,6 +51,10 @@ class Fanout:
         self._over = False
         self._upstreams: list[UpstreamCall] = []
         self._paused = False
+
+    @property
+    def aborted(self) -> bool:
+        return self._reply.aborted
 
     def child(self, index: int) -> Child:
         return Child(self, index)
@@ -194,6 +201,10 @@ class Child:
     def __init__(self, fanout: Fanout, index: int) -> None:
         self._fanout = fanout
         self._index = index
+
+    @property
+    def aborted(self) -> bool:
+        return self._fanout.aborted
 
     def upstream(self, upstream_call: UpstreamCall) -> None:
         self._fanout.upstream(upstream_call)

@@ -186,8 +186,11 @@ class Load:
 
 
 class OpenReply(Protocol):
-    """Where the answer to an open call goes."""
+    """Where the answer to an open call goes; `name`: the client's own name for the call."""
 
+    @property
+    def name(self) -> str: ...
+    def abort(self) -> list[str]: ...
     def keep_alive(self) -> None: ...
     def fail(self, status: int, text: str) -> None: ...
 
@@ -332,6 +335,8 @@ class HttpReply:
         "_scheduling",
         "_silent",
         "_streams",
+        "aborted",
+        "name",
         "over",
     )
 
@@ -342,8 +347,11 @@ class HttpReply:
         request: HttpRequest,
         client: str,
         load: Load,
+        name: str = "",
     ) -> None:
         self.over = False
+        self.aborted = False
+        self.name = name
         self._requests: list[str] = []
         self._calls = calls
         self._scheduling = scheduling
@@ -386,6 +394,11 @@ class HttpReply:
                 self._scheduling.withdraw(name)
             except Exception as error:
                 log_failure(error)
+
+    def abort(self) -> list[str]:
+        """Its responses end with what they have; returns the requests to abort."""
+        self.aborted = True
+        return self._requests
 
     def fail(self, status: int, text: str) -> None:
         """End the call with an error, if it has not ended: a stream gets an error event."""

@@ -114,7 +114,8 @@ class SglangCall(TokenPayload):
         made = self.response_ids
         if outcome.piece is not None:
             made += outcome.piece.token_ids[: outcome.tokens]
-        if outcome.finish == "stop" or len(made) >= self._limit:
+        # After an abort it may be asked for no more.
+        if outcome.finish in ("stop", "abort") or len(made) >= self._limit:
             await self._read(client, made, stopped=outcome.finish == "stop")
         return outcome
 
@@ -145,6 +146,8 @@ class SglangCall(TokenPayload):
             finish["matched"] = self.matched
         elif sample.finish == "length":
             finish["length"] = len(token_ids)
+        elif sample.finish == "abort":
+            finish["message"] = "aborted at the gateway"
         meta: dict[str, Any] = {
             "id": self.body.rid or secrets.token_hex(16),
             "finish_reason": finish,

@@ -388,7 +388,8 @@ class Stream:
             self._opening = opening[0] if opening is not None else b""
 
     def _read_end(self, data: bytes, choice: EventChoice, ids: bytes, finish: Finish) -> None:
-        goes_on = finish == "abort" or (finish == "length" and self._segment)
+        aborted = finish == "abort" and not self._client.reply.aborted
+        goes_on = aborted or (finish == "length" and self._segment)
         self._opening = b""
         self.end.finish = finish
         mute = self._texts and (self._held or is_mute(data)) and not choice.speaks

@@ -109,6 +109,7 @@ class UnaryCall:
 
     def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
         self.call = call
+        self.reply = reply
         self.max_tokens = max_tokens
         self.transcript = UnaryTranscript()
         self.responder = UnaryResponder(call, reply, self.transcript)
@@ -292,7 +293,8 @@ class UnaryReceiver(WholeAnswer):
         if call.endpoint == "generate":
             body = both_spellings(body)  # here, as the next instance may run another vLLM version
         finish = said.finish
-        if self._whole and finish != "abort" and not (self._segment and finish == "length"):
+        ends = self._owner.reply.aborted if finish == "abort" else True
+        if self._whole and ends and not (self._segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, RawAnswer(body))
         parts = transcript.parts()
         if call.hindrance:

@@ -134,6 +134,12 @@ class RequestWithdrawn(_Event, frozen=True):
     request: str
 
 
+class RequestAborted(_Event, frozen=True):
+    """Somebody who may has ended a RequestSubmitted: it is answered with what it has, "abort"."""
+
+    request: str
+
+
 class SessionEnded(_Event, frozen=True):
     """No further request of this session comes."""
 
@@ -312,6 +318,7 @@ Event = (
     | GroupSubmitted
     | RequestSubmitted
     | RequestWithdrawn
+    | RequestAborted
     | SessionEnded
     | SubmissionsClosed
     | OfRequest

@@ -387,10 +387,11 @@ class Request:
     estimate, was too long for an instance that takes less. `resumable`: whether a response that is
     cut may go on from its tokens. If not, because its engine applies something to the response as
     one piece, the attempt's tokens are thrown away, so it is cut only where that cannot be avoided:
-    it gets no token limit per attempt and does not migrate.
+    it gets no token limit per attempt and does not migrate. `aborted`: it ends with what it has.
     """
 
     __slots__ = (
+        "aborted",
         "attempt",
         "client",
         "computed_tokens",
@@ -438,6 +439,7 @@ class Request:
         self.serial = serial
         self.context_tokens = context_tokens
         self.resumable = group is None or group.resumable
+        self.aborted = False
         self.state = _PARKED
         self.attempt: Attempt | None = None
         self.segments: tuple[Segment, ...] = ()

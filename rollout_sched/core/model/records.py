@@ -46,7 +46,8 @@ class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
     """A finished request as the trainer receives it.
 
     `staleness` is the trainer's version at delivery minus the oldest version in the `segments` that
-    are trained. `masked_tokens` of the response are not trained. `finish` is "stop" or "length".
+    are trained. `masked_tokens` of the response are not trained. `finish` is "stop" or "length";
+    of a direct request also "abort".
     """
 
     request: str

@@ -54,9 +54,10 @@ FINISH: Final = Move.FINISH
 END: Final = Move.END
 
 MOVES: Final[dict[RequestState, dict[Move, RequestState]]] = {
-    # A direct request may come with its whole response, from under an earlier scheduler.
+    # A direct request may come with its whole response, from under an earlier scheduler, or be
+    # aborted while it waits.
     PARKED: {RETURN: WAITING, FINISH: FINISHED, END: ENDED},
-    WAITING: {DISPATCH: RUNNING, PARK: PARKED, END: ENDED},
+    WAITING: {DISPATCH: RUNNING, PARK: PARKED, FINISH: FINISHED, END: ENDED},
     RUNNING: {
         INTERRUPT: INTERRUPTING,
         RETURN: WAITING,

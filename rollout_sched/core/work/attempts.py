@@ -54,7 +54,7 @@ class AttemptLedger:
 
     def record_cut(self, attempt: Attempt, spans: Spans) -> None:
         """Add what an attempt made that ended before its response, if that can be resumed."""
-        if not attempt.request.resumable:
+        if not (attempt.request.resumable or attempt.request.aborted):
             self.waste(attempt, "not_resumable")
             attempt.tokens = 0
         self.record(attempt, spans)

@@ -246,7 +246,9 @@ class RequestMoves:
 
     def requeue(self, request: Request) -> None:
         """To the waiting queue if the request may run, else to the replay buffer."""
-        if not self._requests.room_for(request):
+        if request.aborted:
+            self.finish(request, "abort")
+        elif not self._requests.room_for(request):
             self.finish(request, "length")
         elif request.active and not request.rests_until:
             self._requests.wait(request)
@@ -268,11 +270,21 @@ class RequestMoves:
         self._state.fleet.finished(request)
         if request.failed_on:
             blame.forget(request, self._state.fleet.instances)
-        insort(request.siblings.lengths, request.response_tokens)
+        if reason != "abort":  # else it is not the length that it would have had
+            insort(request.siblings.lengths, request.response_tokens)
         if group is None:
             self._answer(request)
             return
         self.groups.finished(request, group)
+
+    def cut_short(self, request: Request) -> None:
+        """A direct request is answered with what it has, once its attempt has stopped."""
+        request.aborted = True
+        if request.state is RUNNING:
+            self._requests.interrupt(request)
+        elif request.attempt is None:
+            self._requests.leave_queues(request)
+            self.finish(request, "abort")
 
     def end_direct(self, request: Request, reason: str) -> None:
         """A direct request ends without an answer."""

@@ -189,12 +189,16 @@ class Requests:
         self._fleet.release_kv(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
+        self.leave_queues(request)
+        self.forget(request)
+        self._state.orders.append(discard(request, request.response_tokens, reason, ends=True))
+
+    def leave_queues(self, request: Request) -> None:
+        """The request is not dispatched again."""
         if request.state is WAITING:
             self.waiting.remove(request)
         elif request.state is PARKED:
             self.replay_buffer.remove(request)
-        self.forget(request)
-        self._state.orders.append(discard(request, request.response_tokens, reason, ends=True))
 
     def forget(self, request: Request) -> None:
         """The request has ended: delivered, answered or discarded."""

@@ -114,6 +114,7 @@ WHOLE: list[ev.Event] = [
     ev.GateClosed("i0"),
     ev.GateOpened("i0"),
     ev.GroupJudged("a", 3, "filtered"),
+    ev.RequestAborted("d1"),
 ]
 
 #: What an event means that says only what it must.

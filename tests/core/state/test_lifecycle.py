@@ -19,6 +19,7 @@ parked        finish     finished
 parked        end        ended
 waiting       dispatch   running
 waiting       park       parked
+waiting       finish     finished
 waiting       end        ended
 running       interrupt  interrupting
 running       return     waiting
