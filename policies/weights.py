@@ -14,13 +14,17 @@ class Rolling(Weights, msgspec.Struct, frozen=True):
     """`at_once` instances at a time; the others go on with the weights they have.
 
     The fleet never stops as a whole, but has mixed versions for longer, and staleness counts the
-    oldest of them. This is the rolling update of service fleets (Kubernetes Deployments,
+    oldest of them. `order`: as they "joined", or the "emptiest" first, which has the least to
+    interrupt. This is the rolling update of service fleets (Kubernetes Deployments,
     maxUnavailable); sglang issue 4282 asks for weight updates behind a router.
     """
 
     at_once: Annotated[int, msgspec.Meta(ge=1)] = 1
+    order: Literal["joined", "emptiest"] = "joined"
 
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]:
+        if self.order == "emptiest":
+            outdated = sorted(outdated, key=lambda instance: instance.in_flight)
         return outdated[: max(0, self.at_once - progress.updating)]
 
 

@@ -13,6 +13,7 @@ def test_the_public_names_are_pinned():
         "Applied",
         "Batch",
         "BlockingRollouts",
+        "ByLabel",
         "CallerError",
         "Prompt",
         "Reload",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,11 +45,17 @@ _FORMAT = "the file needs `endpoints:` and a list of {address, port}, see docs/g
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One server, by host name or IP address. Its `name` and `labels` are for people and are not
-    read."""
+    """One server, by host name or IP address. By its `labels` weights are loaded; its `name` is for
+    people and is not read."""
 
     address: Annotated[str, msgspec.Meta(min_length=1)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    labels: Any = None
+
+    @property
+    def label_values(self) -> list[str]:
+        labels = self.labels if isinstance(self.labels, dict) else {}
+        return [str(value) for value in labels.values()]
 
     @property
     def url(self) -> str:
@@ -148,7 +155,7 @@ def _can_be_called(endpoint: Endpoint) -> bool:
 
 
 class EndpointsFile:
-    """Watches the file and calls `add` and `remove` with URLs.
+    """Watches the file and calls `add` with endpoints and `remove` with URLs.
 
     A file that cannot be read changes nothing and is logged once. An instance that this file did
     not add is not removed by it. A change is applied only when two reads in a row find the same
@@ -159,7 +166,7 @@ class EndpointsFile:
     def __init__(
         self,
         path: Path,
-        add: Callable[[str], Awaitable[None]],
+        add: Callable[[Endpoint], Awaitable[None]],
         remove: Callable[[str], Awaitable[None]],
         *,
         poll_s: float = POLL_S,
@@ -214,14 +221,14 @@ class EndpointsFile:
             self._complaint = what
 
     def _follow(self, endpoints: Iterable[Endpoint]) -> None:
-        named = {endpoint.url for endpoint in endpoints}
-        before, self._named = self._named, named
-        for url in before - named:
-            self._change(url, self._let_go)
-        for url in named - before:
-            self._change(url, self._take_in)
+        named = {endpoint.url: endpoint for endpoint in endpoints}
+        before, self._named = self._named, {*named}
+        for url in before - self._named:
+            self._change(url, partial(self._let_go, url))
+        for url in self._named - before:
+            self._change(url, partial(self._take_in, named[url]))
 
-    def _change(self, url: str, change: Callable[[str], Awaitable[None]]) -> None:
+    def _change(self, url: str, change: Callable[[], Awaitable[None]]) -> None:
         """Changes of one instance run one after the other."""
         task = asyncio.ensure_future(self._apply(url, change, self._changing.get(url)))
         self._changing[url] = task
@@ -230,19 +237,19 @@ class EndpointsFile:
     async def _apply(
         self,
         url: str,
-        change: Callable[[str], Awaitable[None]],
+        change: Callable[[], Awaitable[None]],
         before: asyncio.Task[None] | None,
     ) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:
-            await change(url)
+            await change()
         except CallerError as error:
             log.error("instance %s, listed in %s: %s", url, self._path, error)
 
-    async def _take_in(self, url: str) -> None:
-        await self._add(url)
-        self._ours.add(url)
+    async def _take_in(self, endpoint: Endpoint) -> None:
+        await self._add(endpoint)
+        self._ours.add(endpoint.url)
 
     async def _let_go(self, url: str) -> None:
         if url in self._ours:

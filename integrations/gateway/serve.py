@@ -46,7 +46,11 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import (
     DataPlane,
 )
 from rollout_sched.integrations.gateway.data_plane.reply import Responses
-from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
+from rollout_sched.integrations.gateway.endpoints_file import (
+    Endpoint,
+    EndpointsFile,
+    read_endpoints,
+)
 from rollout_sched.integrations.gateway.options import (
     Options,
     add_gateway_flags,
@@ -347,8 +351,9 @@ class Service:
             return None
         read_endpoints(path)  # report errors in the file before anything is created
 
-        async def add(url: str) -> None:
-            await self._take_in(make_client(NewInstance(checked_url(url))))
+        async def add(endpoint: Endpoint) -> None:
+            labels = {value: value for value in endpoint.label_values}
+            await self._take_in(make_client(NewInstance(checked_url(endpoint.url), labels=labels)))
 
         async def remove(url: str) -> None:
             await self.live.driver.remove_instance(url, drain=True)
@@ -395,6 +400,7 @@ def _client_maker(options: Options, engines: set[str], *, added: bool) -> MakeCl
             api_key=new.api_key or keys.key_of(new.url) or common,
             slots=new.slots or options.slots,
             kv_tokens=new.kv_tokens or options.kv_tokens,
+            labels=new.labels.values(),
             engines=engines,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -118,6 +118,7 @@ class HttpInstance:
                     the system's
     slots           vLLM's --max-num-seqs, if the server does not report it
     kv_tokens       tokens of its KV cache, if the server does not report them
+    labels          of the server: by them weights are loaded (`weight_updates.ByLabel`)
     endpoint        "generate" or "completions" to force one; "auto" takes the better one
     control_rate    control calls per second at most
     dispatch_rate   orders sent per second at most
@@ -140,6 +141,7 @@ class HttpInstance:
         tls: ssl.SSLContext | None = None,
         slots: int | None = None,
         kv_tokens: int | None = None,
+        labels: Iterable[str] = (),
         endpoint: Way = "auto",
         control_rate: int = 100,
         dispatch_rate: int = 10_000,
@@ -150,6 +152,7 @@ class HttpInstance:
         _check_size("slots", slots, MAX_SLOTS)
         _check_size("kv_tokens", kv_tokens, MAX_SERIAL)
         self.name = name or url
+        self.labels = tuple(labels)
         self.api_key = api_key or ""
         self.request_headers = _key_field(self.name, api_key)
         headers = [_JSON, *self.request_headers]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -41,36 +44,61 @@ class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draft_info: dict[str, Any] | list[dict[str, Any]] | None = None
 
 
+class ByLabel(msgspec.Struct, frozen=True):
+    """Some instances get the weights in one way and some in another: node-local memory here, a disk
+    there.
+
+    loaders  by a pattern, such as "node0" or "*", for an instance's host, host:port or name, or for
+             a value of its labels in the endpoints file; the first that fits counts
+    """
+
+    loaders: dict[str, Reload | Transfer]
+
+
 class Applied(msgspec.Struct, frozen=True):
     """The trainer itself has loaded the weights into every instance."""
 
 
 #: How an instance gets new weights: by description, or (in process) by a coroutine function
 #: `apply(client, version)`.
-Apply = Reload | Transfer | Applied | WeightLoader
+Apply = Reload | Transfer | ByLabel | Applied | WeightLoader
 
 
 def is_coroutine(apply: Apply) -> TypeGuard[WeightLoader]:
-    return not isinstance(apply, Reload | Transfer | Applied)
+    return not isinstance(apply, Reload | Transfer | ByLabel | Applied)
+
+
+class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Exactly one of `reload` and `transfer`."""
+
+    reload: Reload | None = None
+    transfer: Transfer | None = None
+
+    def __post_init__(self) -> None:
+        if (self.reload is None) == (self.transfer is None):
+            raise ValueError("give exactly one of reload and transfer")
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Version `version` is ready; exactly one of `reload`, `transfer` and `applied` says how an
-    instance gets it.
+    """Version `version` is ready; exactly one of `reload`, `transfer`, `by_label` and `applied`
+    says how an instance gets it.
 
-    applied  the trainer has loaded it into every instance itself
-    wait     answer only when every instance computes with it
+    by_label  as in `ByLabel`
+    applied   the trainer has loaded it into every instance itself
+    wait      answer only when every instance computes with it
     """
 
     version: Serial
     reload: Reload | None = None
     transfer: Transfer | None = None
+    by_label: dict[str, Way] = {}
     applied: bool = False
     wait: bool = False
 
     def __post_init__(self) -> None:
-        if (self.reload is not None) + (self.transfer is not None) + self.applied != 1:
-            raise ValueError("give exactly one of reload, transfer and applied")
+        described = (self.reload is not None) + (self.transfer is not None)
+        if described + bool(self.by_label) + self.applied != 1:
+            raise ValueError("give exactly one of reload, transfer, by_label and applied")
 
 
 def update_of(version: int, apply: Apply) -> WeightUpdate:
@@ -79,6 +107,12 @@ def update_of(version: int, apply: Apply) -> WeightUpdate:
         return WeightUpdate(version, reload=apply)
     if isinstance(apply, Transfer):
         return WeightUpdate(version, transfer=apply)
+    if isinstance(apply, ByLabel):
+        ways = {
+            label: Way(reload=one) if isinstance(one, Reload) else Way(transfer=one)
+            for label, one in apply.loaders.items()
+        }
+        return WeightUpdate(version, by_label=ways)
     return WeightUpdate(version, applied=True)
 
 
@@ -93,9 +127,7 @@ class WeightLoaders:
     def __init__(self, driver: Driver, roots: WeightRoots | None = None) -> None:
         self._roots = roots or WeightRoots()
         self._driver = driver
-        self._init_info: dict[str, Any] | None = None
-        self._transfer: WeightTransfer
-        self._transfers: dict[int, Transfer] = {}
+        self._transfers: dict[str, _Transfers] = {}  # by label
 
     async def publish(
         self, update: WeightUpdate, publisher: WeightPublisher, *, wait: bool
@@ -115,8 +147,14 @@ class WeightLoaders:
         if not self._driver.versions.may_publish(version):
             raise CallerError(f"version {version} is not after {newest}; versions must increase")
         loader = self._loader(update)
-        if isinstance(loader, ReloadFromDisk):
-            await loader.check(version)
+        loaders = [loader]
+        if isinstance(loader, _ByLabel):
+            for client in self._fleet():
+                loader.of(client)
+            loaders = list(loader.loaders.values())
+        for one in loaders:
+            if isinstance(one, ReloadFromDisk):
+                await one.check(version)
         return loader
 
     def restore(self, stored: StoredWeights | None) -> None:
@@ -127,31 +165,91 @@ class WeightLoaders:
             self._driver.restore_weights(self._loader(update))
 
     def _loader(self, update: WeightUpdate) -> WeightLoader:
-        if update.reload is not None:
-            path, visible_here = update.reload.path, update.reload.visible_here
-            return ReloadFromDisk(path, visible_here=visible_here, roots=self._roots)
-        if update.transfer is not None:
-            return self._of_transfer(update.transfer, update.version)
-        return _LoadedByTrainer(self._driver)
+        if update.applied:
+            return _LoadedByTrainer(self._driver)
+        if not update.by_label:
+            return self._of_way(update, update.version)
+        loaders: dict[str, WeightLoader] = {}
+        by_label = _ByLabel(loaders)
+        for label, way in update.by_label.items():
+            loaders[label] = self._of_way(way, update.version, label, by_label.label_of)
+        return by_label
 
-    def _of_transfer(self, transfer: Transfer, version: int) -> WeightTransfer:
-        """One object for all versions, because it knows which instances are already set up."""
-        if self._init_info != transfer.init_info:
-            self._init_info = transfer.init_info
-            self._transfer = WeightTransfer(
-                lambda version: self._transfers[version].update_info,
-                transfer.init_info,
-                self._fleet,
-                lambda version: self._transfers[version].draft_info,
-            )
-        oldest = self._driver.view.run.fleet_version
-        for old in [known for known in self._transfers if known < oldest]:
-            del self._transfers[old]
-        self._transfers[version] = transfer
-        return self._transfer
+    def _of_way(
+        self,
+        way: Way | WeightUpdate,
+        version: int,
+        label: str = "",
+        label_of: Callable[[InstanceClient], str] = lambda client: "",
+    ) -> WeightLoader:
+        if way.reload is not None:
+            path, visible_here = way.reload.path, way.reload.visible_here
+            return ReloadFromDisk(path, visible_here=visible_here, roots=self._roots)
+        assert way.transfer is not None  # see __post_init__
+        transfers = self._transfers.setdefault(label, _Transfers())
+        transfers.forget(self._driver.view.run.fleet_version)
+        return transfers.add(
+            way.transfer, version, lambda: [one for one in self._fleet() if label_of(one) == label]
+        )
 
     def _fleet(self) -> list[InstanceClient]:
         return [each.client for each in self._driver.supervisors.values() if each.joined]
+
+
+class _Transfers:
+    """The transfers of all versions to the instances of one label: one object, because it knows
+    which instances are already set up."""
+
+    def __init__(self) -> None:
+        self._init_info: dict[str, Any] | None = None
+        self._loader: WeightTransfer
+        self._by_version: dict[int, Transfer] = {}
+
+    def forget(self, oldest: int) -> None:
+        """No instance will load a version before this one."""
+        for old in [known for known in self._by_version if known < oldest]:
+            del self._by_version[old]
+
+    def add(
+        self, transfer: Transfer, version: int, fleet: Callable[[], list[InstanceClient]]
+    ) -> WeightTransfer:
+        if self._init_info != transfer.init_info:
+            self._init_info = transfer.init_info
+            self._loader = WeightTransfer(
+                lambda version: self._by_version[version].update_info,
+                transfer.init_info,
+                fleet,
+                lambda version: self._by_version[version].draft_info,
+            )
+        self._by_version[version] = transfer
+        return self._loader
+
+
+class _ByLabel:
+    """The loader of each instance by the first label that fits it."""
+
+    def __init__(self, loaders: Mapping[str, WeightLoader]) -> None:
+        self.loaders = loaders
+
+    def label_of(self, client: InstanceClient) -> str:
+        """Raises CallerError if none fits."""
+        url = urlsplit(client.name)
+        labels = getattr(client, "labels", ())
+        names = (client.name, url.netloc, url.hostname or "", *labels)
+        for label in self.loaders:
+            if any(fnmatchcase(name, label) for name in names):
+                return label
+        raise CallerError(
+            f"no loader of {', '.join(self.loaders)} is for instance {client.name} with labels "
+            f"{', '.join(labels) or 'none'}: add one for it, or for '*'"
+        )
+
+    def of(self, client: InstanceClient) -> WeightLoader:
+        """Raises CallerError if there is none."""
+        return self.loaders[self.label_of(client)]
+
+    async def __call__(self, client: InstanceClient, version: int) -> None:
+        await self.of(client)(client, version)
 
 
 class _LoadedByTrainer:

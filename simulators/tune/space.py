@@ -256,7 +256,11 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 "every": Parameter((1, 2, 4), STALENESS),
             },
         ),
-        Option("rolling", {"at_once": Parameter((1, 2, 4))}, STALE_AND_SEVERAL),
+        Option(
+            "rolling",
+            {"at_once": Parameter((1, 2, 4)), "order": Parameter(("joined", "emptiest"))},
+            STALE_AND_SEVERAL,
+        ),
     ),
     "routing": (
         Option("least_requests"),

@@ -38,6 +38,15 @@ def test_rolling(at_once: int, updating: int, chosen: int) -> None:
     assert Rolling(at_once).choose(outdated, progress) == outdated[:chosen]
 
 
+def test_rolling_from_the_emptiest() -> None:
+    loads = Loads(LeastRequests(), 3)
+    loads.send(0, 2)
+    loads.send(2)
+    outdated = tuple(loads[number] for number in range(3))
+    chosen = Rolling(2, "emptiest").choose(outdated, ProgressView())
+    assert list(chosen) == [loads[1], loads[2]]
+
+
 def test_complete_groups_do_not_delay_weights() -> None:
     loads = Loads(LeastRequests(), 1)
     progress = ProgressView(complete=4, deferred=2, fresh=9)

@@ -36,6 +36,7 @@ class NewInstance(msgspec.Struct, frozen=True):
     kv_tokens  tokens of its KV cache, if it does not report them
     api_key    its own key; otherwise the key that the gateway's file has for it
     patient    whether it may start later
+    labels     by them weights are loaded (`by_label` of an update)
     """
 
     url: str
@@ -43,6 +44,7 @@ class NewInstance(msgspec.Struct, frozen=True):
     kv_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
     api_key: str | None = None
     patient: bool = False
+    labels: dict[str, str] = {}
 
 
 class InstanceView(msgspec.Struct, frozen=True):
@@ -155,11 +157,20 @@ class Gateway:
 
     async def publish(self, update: WeightUpdate) -> None:
         """Raises CallerError if the version does not increase, or the weights are missing."""
-        if update.transfer is not None and self._weight_roots.known:
-            told = await self._weight_roots.resolve_call("", msgspec.json.encode(update.transfer))
-            transfer = msgspec.json.decode(told, type=Transfer)
-            update = msgspec.structs.replace(update, transfer=transfer)
+        if self._weight_roots.known:
+            transfer = await self._resolved(update.transfer)
+            ways = {
+                label: msgspec.structs.replace(way, transfer=await self._resolved(way.transfer))
+                for label, way in update.by_label.items()
+            }
+            update = msgspec.structs.replace(update, transfer=transfer, by_label=ways)
         await self._weight_loaders.publish(update, self.trainer.weights, wait=update.wait)
+
+    async def _resolved(self, transfer: Transfer | None) -> Transfer | None:
+        if transfer is None:
+            return None
+        told = await self._weight_roots.resolve_call("", msgspec.json.encode(transfer))
+        return msgspec.json.decode(told, type=Transfer)
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:
         instance = self.driver.view.instance(supervisor.name)

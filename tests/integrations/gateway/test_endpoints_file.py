@@ -17,7 +17,11 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
-from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
+from rollout_sched.integrations.gateway.endpoints_file import (
+    Endpoint,
+    EndpointsFile,
+    read_endpoints,
+)
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.kubernetes.mount import Mount
 from tests.live.scripted import until
@@ -194,7 +198,8 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         await self.file.close()
 
-    async def add(self, url: str) -> None:
+    async def add(self, endpoint: Endpoint) -> None:
+        url = endpoint.url
         self.changes.append(f"+{url}")
         if url in self.refused:
             raise CallerError("it is here already")

@@ -12,10 +12,12 @@ import pytest
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import weight_updates as module
 from rollout_sched.integrations.vllm.weight_updates import (
+    ByLabel,
     Reload,
     Transfer,
     WeightLoaders,
     WeightUpdate,
+    update_of,
 )
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
@@ -27,6 +29,10 @@ class Loading(Scripted):
     """An instance that notes what it is made to load."""
 
     started_at = 1.0
+    labels: tuple[str, ...] = ()
+
+    async def world_size(self) -> int:
+        return 2
 
     async def collective_rpc(self, method: str, kwargs: Any, limit_s: float | None = None) -> None:
         self.calls.append((method, kwargs))
@@ -41,7 +47,7 @@ def make_driver() -> Driver:
 
 def test_exactly_one_way() -> None:
     for fields in ({}, {"applied": True, "reload": {"path": "/x"}}):
-        with pytest.raises(msgspec.ValidationError, match="one of reload, transfer and applied"):
+        with pytest.raises(msgspec.ValidationError, match="reload, transfer, by_label and applied"):
             msgspec.convert({"version": 1, **fields}, WeightUpdate)
 
 
@@ -142,4 +148,46 @@ async def test_a_restart_loses_weights_loaded_by_the_trainer() -> None:
     assert instance.calls == []
     instance.describes(version=1)
     await until(lambda: driver.supervisors["i0"].joined)
+    await driver.close()
+
+
+async def test_by_label_each_instance_loads_in_its_own_way(tmp_path: Path) -> None:
+    """By host, by host and port, by a label and by "*"; the first that fits counts. The ranks of a
+    transfer are those of its own label's instances. The store keeps the description."""
+    driver = make_driver()
+    names = ("http://node0:1", "http://node0:2", "http://node1:1", "http://node2:1")
+    instances = [Loading(name) for name in names]
+    instances[3].labels = ("far",)
+    for instance in instances:
+        await driver.add_instance(instance)
+        instance.calls.clear()
+    ways = ByLabel(
+        {
+            "node0:2": Reload("/disk/{version}", visible_here=False),
+            "node0": Transfer({"ipc": 1}),
+            "f*": Transfer({"tcp": 1}, {"rank_offset": 1, "port": 7}),
+            "*": Reload("/shared/{version}", visible_here=False),
+        }
+    )
+    update = msgspec.json.decode(msgspec.json.encode(update_of(3, ways)), type=WeightUpdate)
+    loader = await WeightLoaders(driver).loader_for(update)
+    for instance in instances:
+        await loader(instance, 3)
+    ipc, disk, shared, tcp = [instance.calls for instance in instances]
+    assert disk == [("reload_weights", {"weights_path": "/disk/3"})]
+    assert shared == [("reload_weights", {"weights_path": "/shared/3"})]
+    assert ("update_weights", {"update_info": {"ipc": 1}}) in ipc
+    setup = ("init_weight_transfer_engine", {"init_info": {"rank_offset": 1, "port": 7}})
+    dealt = {**setup[1]["init_info"], "world_size": 3}
+    assert tcp[0] == (setup[0], {"init_info": dealt})
+    assert ("update_weights", {"update_info": {"tcp": 1}}) in tcp
+    await driver.close()
+
+
+async def test_by_label_an_instance_without_a_loader_is_named_before_anything_is_changed() -> None:
+    driver, instance = make_driver(), Loading("http://node1:1")
+    await driver.add_instance(instance)
+    update = update_of(1, ByLabel({"node0": Transfer({})}))
+    with pytest.raises(CallerError, match="no loader of node0 is for instance http://node1:1"):
+        await WeightLoaders(driver).loader_for(update)
     await driver.close()
