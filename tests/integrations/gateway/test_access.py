@@ -23,7 +23,8 @@ WHOSE = {
     Access.CLIENT: "/v1/models /finish_session",
     Access.TRAINER: "/rollout/v1/groups /rollout/v1/groups/close /rollout/v1/groups/unknown "
     "/rollout/v1/batches/next /rollout/v1/batches/renew /rollout/v1/state /rollout/v1/weights "
-    "/rollout/v1/mismatch /v1/rl/workers /v1/rl/workers/{id}",
+    "/rollout/v1/mismatch /v1/rl/workers /v1/rl/workers/{id} "
+    "/abort_request /abort_requests /inference/v1/abort_requests",
     Access.ADMIN: "/admin/instances /admin/instances/{id} /admin/instances/{id}/drain /admin/pause "
     "/admin/resume /admin/live /admin/state /admin/weights /workers /workers/{id} /add_worker "
     "/remove_worker /list_workers /v1/rl/workers/{id}/engine/{path} /v1/rl/engine/{path}",

@@ -133,6 +133,8 @@ class TestAnswers:
 
 
 class Reply:
+    aborted = False
+
     def __init__(self) -> None:
         self.said: list[Any] = []
 
