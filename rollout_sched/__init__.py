@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rollout_sched.core import actions, events
     from rollout_sched.core.errors import CallerError, RolloutError
     from rollout_sched.core.scheduler import Scheduler
-    from rollout_sched.integrations.vllm.weight_updates import ByLabel
 
     __version__: str
 
@@ -35,7 +34,6 @@ __all__ = [
     "Applied",
     "Batch",
     "BlockingRollouts",
-    "ByLabel",
     "CallerError",
     "Prompt",
     "Reload",
@@ -53,7 +51,6 @@ __all__ = [
 
 #: Where a name is, if not in the client.
 _ELSEWHERE = {
-    "ByLabel": "integrations.vllm.weight_updates",
     "CallerError": "core.errors",
     "RolloutError": "core.errors",
     "Scheduler": "core.scheduler",

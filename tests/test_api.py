@@ -13,7 +13,6 @@ def test_the_public_names_are_pinned():
         "Applied",
         "Batch",
         "BlockingRollouts",
-        "ByLabel",
         "CallerError",
         "Prompt",
         "Reload",

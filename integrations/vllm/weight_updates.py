@@ -44,20 +44,14 @@ class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draft_info: dict[str, Any] | list[dict[str, Any]] | None = None
 
 
-class ByLabel(msgspec.Struct, frozen=True):
-    """Some instances get the weights in one way and some in another: node-local memory here, a disk
-    there.
-
-    loaders  by a pattern, such as "node0" or "*", for an instance's host, host:port or name, or for
-             a value of its labels in the endpoints file; the first that fits counts
-    """
-
-    loaders: dict[str, Reload | Transfer]
-
-
 class Applied(msgspec.Struct, frozen=True):
     """The trainer itself has loaded the weights into every instance."""
 
+
+#: Some instances get the weights in one way and some in another: node-local memory here, a disk
+#: there. By a pattern, such as "node0" or "*", for an instance's host, host:port or name, or for a
+#: value of its labels in the endpoints file; the first that fits counts.
+ByLabel = Mapping[str, Reload | Transfer]
 
 #: How an instance gets new weights: by description, or (in process) by a coroutine function
 #: `apply(client, version)`.
@@ -65,7 +59,7 @@ Apply = Reload | Transfer | ByLabel | Applied | WeightLoader
 
 
 def is_coroutine(apply: Apply) -> TypeGuard[WeightLoader]:
-    return not isinstance(apply, Reload | Transfer | ByLabel | Applied)
+    return not isinstance(apply, Reload | Transfer | Mapping | Applied)
 
 
 class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,10 +101,10 @@ def update_of(version: int, apply: Apply) -> WeightUpdate:
         return WeightUpdate(version, reload=apply)
     if isinstance(apply, Transfer):
         return WeightUpdate(version, transfer=apply)
-    if isinstance(apply, ByLabel):
+    if isinstance(apply, Mapping):
         ways = {
             label: Way(reload=one) if isinstance(one, Reload) else Way(transfer=one)
-            for label, one in apply.loaders.items()
+            for label, one in apply.items()
         }
         return WeightUpdate(version, by_label=ways)
     return WeightUpdate(version, applied=True)

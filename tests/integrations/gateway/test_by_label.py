@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched import ByLabel, Reload, RolloutScheduler, Transfer
+from rollout_sched import Reload, RolloutScheduler, Transfer
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
@@ -44,11 +44,11 @@ async def test_each_server_gets_them_by_its_label(tmp_path: Path) -> None:
         near = Transfer({"names": ["w"]}, {"port": 1})
         async with RolloutScheduler.connect(service.url) as trainer:
             with pytest.raises(RolloutError, match="no loader of near, far is for instance"):
-                await trainer.publish_weights(1, ByLabel({"near": near, "far": far}))
+                await trainer.publish_weights(1, {"near": near, "far": far})
             outside = Transfer({"path": "/elsewhere/w"})
             with pytest.raises(RolloutError, match="lie outside of"):
-                await trainer.publish_weights(1, ByLabel({"*": outside}))
-            ways = ByLabel({"near": near, "far": far, "*": far})
+                await trainer.publish_weights(1, {"*": outside})
+            ways = {"near": near, "far": far, "*": far}
             await trainer.publish_weights(1, ways, wait=True)
         assert [one.version for one in service.live.driver.view.instances] == [1, 1, 1]
         told = [server.engine.weights.reported_label for server in servers]

@@ -12,7 +12,6 @@ import pytest
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import weight_updates as module
 from rollout_sched.integrations.vllm.weight_updates import (
-    ByLabel,
     Reload,
     Transfer,
     WeightLoaders,
@@ -161,14 +160,12 @@ async def test_by_label_each_instance_loads_in_its_own_way(tmp_path: Path) -> No
     for instance in instances:
         await driver.add_instance(instance)
         instance.calls.clear()
-    ways = ByLabel(
-        {
-            "node0:2": Reload("/disk/{version}", visible_here=False),
-            "node0": Transfer({"ipc": 1}),
-            "f*": Transfer({"tcp": 1}, {"rank_offset": 1, "port": 7}),
-            "*": Reload("/shared/{version}", visible_here=False),
-        }
-    )
+    ways = {
+        "node0:2": Reload("/disk/{version}", visible_here=False),
+        "node0": Transfer({"ipc": 1}),
+        "f*": Transfer({"tcp": 1}, {"rank_offset": 1, "port": 7}),
+        "*": Reload("/shared/{version}", visible_here=False),
+    }
     update = msgspec.json.decode(msgspec.json.encode(update_of(3, ways)), type=WeightUpdate)
     loader = await WeightLoaders(driver).loader_for(update)
     for instance in instances:
@@ -187,7 +184,7 @@ async def test_by_label_each_instance_loads_in_its_own_way(tmp_path: Path) -> No
 async def test_by_label_an_instance_without_a_loader_is_named_before_anything_is_changed() -> None:
     driver, instance = make_driver(), Loading("http://node1:1")
     await driver.add_instance(instance)
-    update = update_of(1, ByLabel({"node0": Transfer({})}))
+    update = update_of(1, {"node0": Transfer({})})
     with pytest.raises(CallerError, match="no loader of node0 is for instance http://node1:1"):
         await WeightLoaders(driver).loader_for(update)
     await driver.close()
