@@ -385,9 +385,9 @@ class Request:
     its `client` that wait, the one with the lowest `priority` goes first. `migrations` counts how
     often it was interrupted to go on elsewhere. `least_context`: its prompt, whose length may be an
     estimate, was too long for an instance that takes less. `resumable`: whether a response that is
-    cut may go on from its tokens. If not, because its engine applies something to the response as
-    one piece, the attempt's tokens are thrown away, so it is cut only where that cannot be avoided:
-    it gets no token limit per attempt and does not migrate. `aborted`: it ends with what it has.
+    cut may go on from its tokens. If not, because its engine applies something to it as one piece,
+    the attempt's tokens are thrown away, so it is cut only where that cannot be avoided: it gets no
+    token limit per attempt and does not migrate. `aborted`: it ends with what it has.
     """
 
     __slots__ = (
