@@ -39,6 +39,9 @@ class ServerInfo(msgspec.Struct):
     page_size: Count | None = None
     chunked_prefill_size: int | None = None
     disable_radix_cache: bool = False
+    quantization: str | None = None
+    dtype: str = ""
+    kv_cache_dtype: str = ""
 
 
 class Load(msgspec.Struct):

@@ -16,6 +16,7 @@ from rollout_sched.integrations.vllm import (
     served_models,
 )
 from rollout_sched.integrations.vllm.protocol.answers import version_of
+from rollout_sched.integrations.vllm.protocol.endpoints import precision
 from rollout_sched.live.ports import Description, InstanceError, Order
 
 _CAPABILITIES = frozenset(
@@ -121,6 +122,7 @@ async def described(
         capabilities=_CAPABILITIES,
         models=tuple(card.id for card in served) if len(served) > 1 else (),
         paused=await calls.is_paused(),
+        precision=precision(info.quantization, info.dtype, info.kv_cache_dtype),
     )
     notes = ["is SGLang: clients reach it by /generate, not by OpenAI's paths"]
     version = [int(part) for part in info.version.split(".")[:3] if part.isdecimal()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -120,8 +120,11 @@ async def detect(
         # A server that accepts a label also reports it; the label is ours, or the trainer's.
         capabilities.add("weight_info")
     paused = await _is_paused(calls, notes) if "pause" in capabilities else None
+    status, config = await _config(control)
+    told = config("model_config")
+    kv_dtype = metrics_text.cache_labels(text).get("cache_dtype")
     description = Description(
-        slots=slots or await _slots(control) * cache.engines,
+        slots=slots or _slots(config("scheduler_config"), status) * cache.engines,
         kv_tokens=cache.kv_tokens,
         max_model_len=max_model_len,
         version=version,
@@ -130,6 +133,7 @@ async def detect(
         capabilities=frozenset(capabilities),
         models=tuple(model.id for model in models) if len(models) > 1 else (),
         paused=paused,
+        precision=endpoints.precision(told.get("quantization"), told.get("dtype"), kv_dtype),
     )
     return Findings(description, dialect, abort_path, tuple(notes), calls)
 
@@ -228,19 +232,30 @@ async def _metrics(control: ServerControl) -> bytes:
     return answer.body
 
 
-async def _slots(control: ServerControl) -> int:
-    """max_num_seqs, which vLLM reports only in development mode."""
+async def _config(control: ServerControl) -> tuple[int, Callable[[str], dict[str, Any]]]:
+    """The status of /server_info, which vLLM answers in development mode only, and its sections by
+    name; a section that it does not have is empty."""
     path = endpoints.SERVER_INFO
     answer = await control.get(path)
+    told: dict[str, Any] = {}
     if answer.status == 200:
-        config: Any = decoded(path, answer.body, dict[str, Any]).get("vllm_config")
-        scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
-        told = scheduler.get("max_num_seqs") if isinstance(scheduler, dict) else None
-        if isinstance(told, int) and 0 < told <= MAX_SLOTS:
-            return told
+        told = decoded(path, answer.body, dict[str, Any])
+
+    def section(name: str) -> dict[str, Any]:
+        config = told.get("vllm_config")
+        found = config.get(name) if isinstance(config, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    return answer.status, section
+
+
+def _slots(scheduler_config: Mapping[str, Any], status: int) -> int:
+    told = scheduler_config.get("max_num_seqs")
+    if isinstance(told, int) and 0 < told <= MAX_SLOTS:
+        return told
     raise InstanceError(
         f"it does not report how many sequences it runs at once (/server_info answered "
-        f"{answer.status}): give slots, with the value of vLLM's --max-num-seqs, or {_DEV_MODE}"
+        f"{status}): give slots, with the value of vLLM's --max-num-seqs, or {_DEV_MODE}"
     )
 
 

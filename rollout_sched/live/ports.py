@@ -148,6 +148,8 @@ class Description(msgspec.Struct, frozen=True):
     models         all names that it serves, if it serves several
     capabilities   what was detected, such as "generate", "abort", "pause", "weight_versions"
     paused         whether it is paused now; None if it does not report that
+    precision      of its weights, and of its KV cache if that is another, such as "bfloat16" or
+                   "fp8, kv fp8"; "" if it does not report them
     """
 
     slots: Count
@@ -159,6 +161,7 @@ class Description(msgspec.Struct, frozen=True):
     capabilities: frozenset[str] = frozenset()
     models: tuple[str, ...] = ()
     paused: bool | None = None
+    precision: str = ""
 
 
 class Gauges(msgspec.Struct, frozen=True):

@@ -41,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                        instance stays away until its version is right
     resume_paused      whether an instance that is paused when it joins is resumed and used,
                        whoever paused it; otherwise it stays away until it is resumed
+    one_precision      an instance stays away if its precision is another than that of those that
+                       have joined; otherwise a mixed fleet is only logged
     lease_s            how long a batch stays leased to a trainer that is not heard of, until
                        another may take it; 0: until that trainer comes back
     min_acceptance     share of an instance's drafted tokens that its model must accept, or the log
@@ -68,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_s: Seconds = 0.0
     on_contradiction: Literal["server", "refuse"] = "server"
     resume_paused: bool = False
+    one_precision: bool = False
     lease_s: Seconds = 0.0
     min_acceptance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     max_mismatch: Annotated[float, msgspec.Meta(ge=0)] = 0.01

@@ -77,6 +77,8 @@ class Fleet:
     def required_model(self, instance: str) -> RequiredModel:
         return RequiredModel()
 
+    def check_precision(self, instance: str, precision: str) -> None: ...
+
     def join(self, name: str, description: Description, version: int) -> None:
         assert not self.joined
         self.joined = True

@@ -67,6 +67,7 @@ class InstanceView(msgspec.Struct, frozen=True):
     kv_tokens: int
     max_model_len: int
     model: str
+    precision: str
     capabilities: list[str]
     notes: list[str]
     running: int | None
@@ -188,6 +189,7 @@ class Gateway:
             kv_tokens=told.kv_tokens if told else 0,
             max_model_len=told.max_model_len if told else 0,
             model=told.model if told else "",
+            precision=told.precision if told else "",
             capabilities=sorted(told.capabilities) if told else [],
             notes=notes_of(supervisor),
             running=gauges.running if gauges else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 #: The request format of a path that generates.
@@ -79,6 +80,20 @@ def names(told: str, order_id: str) -> bool | None:
         return None
     named = told[at:]
     return named.startswith(order_id) and not named[len(order_id) :][:1].isdigit()
+
+
+# ------------------------------------------------------------------------------------------
+# The precision that an instance computes in, in one word for either engine.
+
+_NOT_PRECISION = re.compile(r"^torch\.|[^\w.-]")
+
+
+def precision(quantization: object, dtype: object, kv_dtype: object) -> str:
+    """As in `live.ports.Description`, from what a server says of its configuration."""
+    weights, kv = (
+        _NOT_PRECISION.sub("", str(told or ""))[:40] for told in (quantization or dtype, kv_dtype)
+    )
+    return f"{weights}, kv {kv}" if weights and kv not in ("", "auto", weights) else weights
 
 
 # ------------------------------------------------------------------------------------------

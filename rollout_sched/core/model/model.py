@@ -374,20 +374,18 @@ class Group:
 class Request:
     """One generation we own, across all its attempts.
 
-    `group` is the group it is delivered with; None for a direct request, which is answered by
-    itself. `context_tokens` is what the next attempt must have in its KV cache: the prompt,
-    everything generated and everything observed. `response_tokens` is what was generated.
-    `expected_tokens` is the predicted total response. `computed_tokens` leading tokens of the
-    context were already processed by an instance. `kv_instance` is the instance that keeps its KV
-    between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
-    wait. `failures` counts the attempts in a row that failed, on the instances `failed_on`, or that
-    brought nothing before their instance was lost; after a failure it may rest. Of the requests of
-    its `client` that wait, the one with the lowest `priority` goes first. `migrations` counts how
-    often it was interrupted to go on elsewhere. `least_context`: its prompt, whose length may be an
-    estimate, was too long for an instance that takes less. `resumable`: whether a response that is
-    cut may go on from its tokens. If not, because its engine applies something to it as one piece,
-    the attempt's tokens are thrown away, so it is cut only where that cannot be avoided: it gets no
-    token limit per attempt and does not migrate. `aborted`: it ends with what it has.
+    `group`: it is delivered with it; None for a direct request. `context_tokens` is what the next
+    attempt must have in its KV cache: the prompt, all generated and all observed. `response_tokens`
+    is what was generated. `expected_tokens` is the predicted total response. `computed_tokens`
+    leading tokens of the context were already processed by an instance. `kv_instance` keeps its KV
+    between two turns. `rank` is its entry in the waiting queue. `failures` counts the attempts in a
+    row that failed, on the instances `failed_on`, or were lost with nothing; it may rest then. Of
+    the requests of its `client` that wait, the one with the lowest `priority` goes first.
+    `migrations` counts how often it was interrupted to go on elsewhere. `least_context`: its
+    prompt, whose length may be an estimate, was too long for an instance that takes less.
+    `resumable`: whether a response that is cut may go on from its tokens. If not, because its
+    engine applies something to it as one piece, a cut costs the attempt's tokens: it gets no token
+    limit per attempt and does not migrate. `aborted`: it ends with what it has.
     """
 
     __slots__ = (

@@ -157,6 +157,7 @@ class InstanceAdmission:
                 await with_timeout(self._client.set_version(version), limit_s)
             # Meanwhile others may have joined, and the trainer may have published a version.
             description = self._with_required_model(description)
+            self._fleet.check_precision(self._client.name, description.precision)
             self._join(description, self._settle_version(description))
 
     def refuse(self, error: Exception) -> None:

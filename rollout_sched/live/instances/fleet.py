@@ -21,6 +21,7 @@ from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import (
     Description,
     InstanceClient,
+    InstanceError,
     WeightLoader,
     brings_weights,
 )
@@ -134,6 +135,20 @@ class LiveFleet:
         joined_first = sorted(others, key=lambda one: not one.joined)
         known = [one.description.model for one in joined_first if one.description is not None]
         return RequiredModel(next(filter(None, known), ""))
+
+    def check_precision(self, instance: str, precision: str) -> None:
+        """The samples of a group are compared with each other, so one policy should make them.
+        Raises InstanceError if the instance computes in another precision than those that have
+        joined, and `Settings.one_precision` is set."""
+        for one in self.supervisors.values():
+            other = "" if one.description is None or not one.joined else one.description.precision
+            if one.name == instance or not precision or other in ("", precision):
+                continue
+            text = f"it computes in {precision}, but {one.name} in {other}"
+            if self.settings.one_precision:
+                raise InstanceError(f"{text}, and [live] one_precision is set: start both alike")
+            log.warning("instance %s: %s, so groups mix two policies", instance, text)
+            return
 
     async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
         """Add an instance (`Driver.add_instance`): it joins once it may, or stays away with a

@@ -164,6 +164,25 @@ def test_an_unknown_cache_size_may_be_given():
     assert describe(server, kv_tokens=5000)[0].kv_tokens == 5000
 
 
+@pytest.mark.parametrize(
+    ("model", "kv", "precision"),
+    [
+        ({"dtype": "torch.bfloat16"}, "auto", "bfloat16"),
+        ({"dtype": "torch.bfloat16", "quantization": None}, "fp8_e4m3", "bfloat16, kv fp8_e4m3"),
+        ({"dtype": "torch.bfloat16", "quantization": "fp8"}, "fp8", "fp8"),
+        ({"quantization": 'x"\x1b' + "y" * 99}, "auto", "x" + "y" * 39),
+        ("text", "fp8", ""),
+        (None, "auto", ""),
+    ],
+)
+def test_the_precision_of_weights_and_cache(model: object, kv: str, precision: str) -> None:
+    server = ScriptedVllm()
+    server.server_info["vllm_config"]["model_config"] = model
+    name = "vllm:cache_config_info{"
+    server.metrics = server.metrics.replace(name, f'{name}cache_dtype="{kv}",')
+    assert describe(server)[0].precision == precision
+
+
 def info(slots: object) -> dict[str, object]:
     return {"vllm_config": {"scheduler_config": {"max_num_seqs": slots}}}
 

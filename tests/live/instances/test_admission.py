@@ -150,6 +150,8 @@ class Fleet:
     def required_model(self, instance: str) -> RequiredModel:
         return self._required
 
+    def check_precision(self, instance: str, precision: str) -> None: ...
+
     def join(self, name: str, description: Description, version: int) -> None:
         self.joined.append((name, description.model, version))
 

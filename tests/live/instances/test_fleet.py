@@ -27,11 +27,11 @@ from tests.live.scripted import Scripted, until
 
 
 class Stage:
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.told: list[Event] = []
         self.driver = Driver(
             make_scheduler(),
-            settings=Settings(poll_s=1000.0),
+            settings=Settings(poll_s=1000.0, **settings),
             observers=[lambda now, event, actions: self.told.append(event)],
         )
         self.fleet = self.driver.fleet
@@ -55,8 +55,8 @@ class RunElsewhere:
 
 
 @asynccontextmanager
-async def staged() -> AsyncIterator[Stage]:
-    stage = Stage()
+async def staged(**settings: Any) -> AsyncIterator[Stage]:
+    stage = Stage(**settings)
     try:
         async with asyncio.timeout(10):
             yield stage
@@ -155,6 +155,29 @@ async def test_another_model_does_not_replace_an_absent_instance() -> None:
         await until(lambda: home.health.check_now() or home.joined)
         await stage.driver.add_instance(second)
         assert stage.kinds() == ["InstanceJoined", "InstanceLost", *2 * ["InstanceJoined"]]
+
+
+@pytest.mark.parametrize("one_precision", [False, True])
+async def test_a_mixed_fleet_is_noted_or_refused(one_precision: bool, caplog: Any) -> None:
+    """One that does not report its precision joins with any other."""
+    async with staged(one_precision=one_precision) as stage:
+        for number, precision in enumerate(["bfloat16", "bfloat16", "", "fp8"]):
+            instance = Scripted(f"i{number}")
+            instance.describes(precision=precision)
+            if precision == "fp8" and one_precision:
+                with pytest.raises(InstanceError, match="computes in fp8, but i0 in bfloat16"):
+                    await stage.driver.add_instance(instance)
+            else:
+                await stage.driver.add_instance(instance)
+        assert stage.kinds() == ["InstanceJoined"] * (3 if one_precision else 4)
+        mixed = [line for line in caplog.messages if "two policies" in line]
+        assert len(mixed) == (not one_precision)
+        await stage.driver.remove_instance("i0")
+        await stage.driver.remove_instance("i1")
+        other = Scripted("i4")
+        other.describes(precision="fp8, kv fp8_e4m3")
+        if one_precision:
+            await stage.driver.add_instance(other)
 
 
 async def test_started_run_keeps_its_model() -> None:
