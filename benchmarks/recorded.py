@@ -6,7 +6,8 @@ the trainer got, in the order in which it got it; "submitted" is that of `journa
 restarted request does not get the same length again, as in a real run.
 
 A second table is of lengths drawn at random: mean and p99 of those asked for, with the cut ones
-completed, over the true ones. Output is Markdown.
+completed, over the true ones: the mean over several traces and, in brackets, the least and the
+greatest. Output is Markdown.
 """
 
 from __future__ import annotations
@@ -31,12 +32,18 @@ from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
+from rollout_sched.simulators.traces.lengths import LengthModel
 
 BASE, OTHER = "round_robin_sync", "best_on_policy"
 POLICIES = (BASE, "one_step_off", "areal", "partial_rollout", "best_on_policy", "tail_batching")
 
 #: Traces, and the prompts of a step.
 TRACES = {"lrm_token_economy": 24, "composite_math_512x8": 32}
+
+
+def _with_batching(name: str, **parameters: float) -> PolicyFile:
+    tables = load_policy(name).tables
+    return parse_policy(name, {**tables, "batching": {**tables["batching"], **parameters}})
 
 
 class Figures(NamedTuple):
@@ -103,29 +110,38 @@ def truth(case: Case) -> tuple[Figures, Figures]:
 
 #: Of lengths whose distribution is known; names of the lab.
 SHAPES = ("heavy", "independent", "pareto", "runaways")
-CUTTING = {
-    "best_on_policy": load_policy("best_on_policy"),
-    "tail_batching": load_policy("tail_batching"),
-    "over-sampling by 1.5": parse_policy(
-        "over", {"batching": {"use": "tail_batching", "over_prompts": 1.0, "over_samples": 1.5}}
+BATCHINGS = {
+    "`best_on_policy`": load_policy("best_on_policy"),
+    "`stage_fusion`": load_policy("stage_fusion"),
+    "`best_on_policy batching.over_prompts=1.5`": _with_batching(
+        "best_on_policy", over_prompts=1.5
     ),
+    "`tail_batching`": load_policy("tail_batching"),
+    "over-sampling by 1.5": _with_batching("tail_batching", over_prompts=1.0, over_samples=1.5),
 }
-PROMPTS, SAMPLES, COMPLETIONS = 192, 8, 6
+PROMPTS, SAMPLES, COMPLETIONS = 192, 8, 4
 
 
-def completed(shape: str, policy: PolicyFile) -> str:
+def completed(shape: str, policy: PolicyFile, seed: int) -> tuple[float, float]:
     """Mean and p99 over the true ones, of 8 samples asked for and 4 that a policy may add."""
-    drawn = lab_trace(np.random.default_rng(0), shape, PROMPTS, SAMPLES * 3 // 2)
+    drawn = lab_trace(np.random.default_rng(seed), shape, PROMPTS, SAMPLES * 3 // 2)
     truth = msgspec.structs.replace(drawn, samples_per_prompt=SAMPLES)
     with TemporaryDirectory() as folder:
         path = Path(folder, "journal.jsonl")
         run_policy(policy, truth, scenario("composite_math_512x8"), journal_path=path)
         found, _ = recorded_trace("found", [Recording(path)])
-    loads = [Workload(found, Job(), seed=seed) for seed in range(COMPLETIONS)]
+    model = LengthModel(found)
+    loads = [Workload(found, Job(), seed=each, lengths=model) for each in range(COMPLETIONS)]
     lengths = np.array([[one.response_tokens for one in load.offered_samples()] for load in loads])
     true = [one.response_tokens for one in Workload(truth, Job()).offered_samples()]
     p99 = np.quantile(lengths, 0.99, axis=1).mean() / np.quantile(true, 0.99)
-    return f"{lengths.mean() / np.mean(true):.2f}, {p99:.2f}"
+    return float(lengths.mean() / np.mean(true)), float(p99)
+
+
+def cell(shape: str, policy: PolicyFile, traces: int) -> str:
+    found = np.array([completed(shape, policy, seed) for seed in range(traces)])
+    figures = zip(found.mean(axis=0), found.min(axis=0), found.max(axis=0), strict=True)
+    return ", ".join(f"{mean:.2f} ({least:.2f}-{most:.2f})" for mean, least, most in figures)
 
 
 def shown(case: Case, what: str, found: tuple[Figures, Figures]) -> str:
@@ -135,22 +151,29 @@ def shown(case: Case, what: str, found: tuple[Figures, Figures]) -> str:
     return f"| {' | '.join([case.trace, what, *cells])} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
-    options = parser.parse_args()
+def runs(steps: int) -> None:
     columns = ["trace", "recorded under"]
     for figure in (f"s/step of {BASE}", f"{OTHER} over it", "mean length"):
         columns += [f"{figure}: delivered", "submitted"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    cases = [Case(trace, policy, options.steps) for trace in TRACES for policy in POLICIES]
+    cases = [Case(trace, policy, steps) for trace in TRACES for policy in POLICIES]
     for case in cases:
         if case.recorded_under == BASE:
             print(shown(case, "(truth)", truth(case)))
         print(shown(case, case.recorded_under, measured(case)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--traces", type=int, default=6, help="of the second table")
+    parser.add_argument("--lengths", action="store_true", help="only the second table")
+    options = parser.parse_args()
+    if not options.lengths:
+        runs(options.steps)
     print(f"\n| recorded under | {' | '.join(SHAPES)} |\n|{'---|' * (1 + len(SHAPES))}")
-    for name, policy in CUTTING.items():
-        row = [completed(shape, policy) for shape in SHAPES]
+    for name, policy in BATCHINGS.items():
+        row = [cell(shape, policy, options.traces) for shape in SHAPES]
         print(f"| {name} | {' | '.join(row)} |", flush=True)
 
 

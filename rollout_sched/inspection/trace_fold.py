@@ -84,20 +84,20 @@ class _Sample:
             self.starts.append(_Start(sure=sure))
 
     def result(self) -> tuple[_Start, list[_Start]]:
-        """The start that says most about the sample, and the other finished ones, which are further
-        samples of the prompt.
+        """The start that says most about the sample, and the others, further samples of the prompt.
 
         It is the first that finished. What comes after one that was cut takes its place if it is
         longer: the length of a response that is at least as long is distributed like any other
-        length above this one.
+        length above this one. All the others count: those that took no one's place are the short
+        ones, so without those that did and what they replaced, lengths would seem shorter.
         """
         best = self.starts[0]
         for start in self.starts[1:]:
             if best.finish == "cut" and start.tokens >= best.tokens:
                 best = start
-        others = [start for start in self.starts if start.finish != "cut" and start is not best]
+        others = [start for start in self.starts if start is not best and start.sure]
         # A replay may repeat a response, a real instance draws another.
-        return best, [start for start in others if start.tokens != best.tokens]
+        return best, [start for start in others if start.tokens and start.tokens != best.tokens]
 
 
 @dataclass(slots=True)

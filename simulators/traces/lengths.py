@@ -10,11 +10,9 @@ from 0 (empirical Bayes), and a runaway among them counts for little, because th
 
 Both distributions are fitted by expectation-maximisation on a grid of log lengths. A sample with
 finish "cut" or "length" is right-censored, at least this long, so each step takes the Kaplan-Meier
-estimate of the residuals. That the shortest n of n + k samples are seen and k are cut at the length
-of the n-th needs nothing more: given the effect, its likelihood is that of k samples which are at
-least so long. Where the estimate ends, or rests on a few samples, the hazard goes on: constant is
-the tail of a Pareto distribution, rising that of a log-normal one. (Brown, Hollander and Korwar
-1974 complete the estimate by a constant hazard.)
+estimate of the residuals, with a tail where it ends (`survival`). That the shortest n of n + k
+samples are seen and k are cut at the length of the n-th needs nothing more: given the effect, its
+likelihood is that of k samples which are at least so long.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollout_sched.simulators.traces.model import MAX_TOKENS, SampleRecord, Trace, Turn
+from rollout_sched.simulators.traces.survival import distribution
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,9 +42,6 @@ _LEAST_WIDTH = 1e-3
 _MOST_PROMPTS = 512
 
 _STEPS = 25
-
-#: Where fewer samples are at risk, and most of them are censored, the hazard is not known.
-_FEW = 20
 
 #: Correlation of siblings (on log lengths) assumed where no prompt has two samples.
 _USUAL_CORRELATION = 0.75
@@ -118,11 +114,16 @@ def has_cut(trace: Trace) -> bool:
 
 
 def guessed_share(recorded: Trace, completed: Trace) -> float:
-    """Of the response tokens of the completed trace, the share that was not recorded."""
+    """Of the response tokens that the completed trace asks for, the share that was not recorded."""
     if completed is recorded:
         return 0.0
     seen, all_ = (
-        sum(sample.response_tokens for sample in trace.samples()) for trace in (recorded, completed)
+        sum(
+            sample.response_tokens
+            for members in trace.groups.values()
+            for sample in members[: recorded.samples_per_prompt]
+        )
+        for trace in (recorded, completed)
     )
     return 1 - seen / all_
 
@@ -133,7 +134,7 @@ class _Fit:
     Bin b of the lengths is at origin + width * b. An effect is a number of bins from -reach to
     reach, stored from 0, and a residual is the length without it: length b and effect e have
     residual b - e + 2 * reach. A sample's place is its bin, and _BINS + 1 more if it is censored.
-    There is room for residuals above those of any sample.
+    There is room for residuals above those of any sample: as the cap is, for every effect.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -154,7 +155,8 @@ class _Fit:
         within = _spread_of_middle(logs - (np.bincount(prompt, logs) / sizes)[prompt])
         self._kernel = _kernel(max(0.5, within / self._width * len(logs) ** -0.2))
         places = self._places(samples)
-        size = int(self._pairs.max()) + 1 + _BINS // 2
+        room = math.ceil((math.log(trace.cap) - self._origin) / self._width) - _BINS
+        size = int(self._pairs.max()) + 1 + max(_BINS // 2, room + self._reach)
         self._density = np.bincount(places % (_BINS + 1) + self._reach, minlength=size) / len(
             places
         )
@@ -223,49 +225,8 @@ class _Fit:
             np.bincount(pairs, of.ravel(), size).astype(np.float64)
             for of in (weights[: _BINS + 1], weights[_BINS + 1 :])
         )
-        self._density = _kaplan_meier(ended, censored)
+        self._density = distribution(ended, censored)
         return float((posterior * self._effects**2).sum(axis=1).mean())
-
-
-def _kaplan_meier(ended: Floats, censored: Floats) -> Floats:
-    """The distribution over bins of what ended in them, or was censored in them."""
-    at_risk = np.cumsum((ended + censored)[::-1])[::-1]
-    hazard = np.divide(ended, at_risk, out=np.zeros(len(ended)), where=at_risk > 1e-9)
-    last = _last_known(ended, censored, at_risk)
-    if at_risk[last] - ended[last] > 1e-6:
-        alive = np.cumprod(1 - hazard)
-        first = min(int(np.searchsorted(-alive, -0.5)), last - 1)
-        hazard[last + 1 :] = _hazard_beyond(max(first, 0), last, ended, at_risk)
-    hazard[-1] = 1.0
-    alive = np.concatenate([[1.0], np.cumprod(1 - hazard)[:-1]])
-    density: Floats = hazard * alive
-    return density
-
-
-def _last_known(ended: Floats, censored: Floats, at_risk: Floats) -> int:
-    """The last bin whose hazard is known: something ended in it, and beyond it there are not only a
-    few samples of which most are censored."""
-    seen = np.flatnonzero(ended > 1e-9)
-    last = int(seen[-1]) if len(seen) else 0
-    enough = int(np.searchsorted(-at_risk, -_FEW)) - 1
-    if 0 < enough < last and censored[enough + 1 :].sum() > at_risk[enough + 1] / 2:
-        return enough
-    return last
-
-
-def _hazard_beyond(first: int, last: int, ended: Floats, at_risk: Floats) -> Floats:
-    """The hazard of the bins after `last`, from that of the bins `first` to `last`: a line if it
-    rises by more than chance, else a constant."""
-    bins, ended, at_risk = np.arange(len(ended)), ended[first : last + 1], at_risk[first : last + 1]
-    constant = max(float(ended.sum() / at_risk.sum()), 1e-6)
-    middle = float((at_risk * bins[first : last + 1]).sum() / at_risk.sum())
-    distance = bins - middle
-    spread = float((at_risk * distance[first : last + 1] ** 2).sum())
-    slope = float((distance[first : last + 1] * ended).sum()) / max(spread, 1e-9)
-    if slope < 2 * math.sqrt(constant / max(spread, 1e-9)):
-        slope = 0.0
-    beyond: Floats = np.clip(constant + slope * distance[last + 1 :], 1e-6, 1.0)
-    return beyond
 
 
 def _kernel(spread: float) -> Floats:

@@ -23,7 +23,7 @@ from rollout_sched.journal import JournalError
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.faults import Lost, SchedulerRestarts
-from rollout_sched.simulators.replay.scenario import TrafficModel
+from rollout_sched.simulators.replay.scenario import Job, TrafficModel
 from rollout_sched.simulators.traces import Trace, TraceError
 from tests.inspection.journals import recorded
 
@@ -125,6 +125,20 @@ def test_trajectories_come_back_turn_by_turn(tmp_path: Path, policy: str) -> Non
                 assert after.output_tokens == before.output_tokens
                 assert after.observation_tokens == before.observation_tokens
                 assert after.tool_s == pytest.approx(before.tool_s)
+
+
+def test_no_response_that_was_begun_is_lost(tmp_path: Path) -> None:
+    """Those that were cut, or took the place of a cut one, tell of the lengths as others do:
+    without them, the shorter ones that took no place would be too many."""
+    path = tmp_path / "j.jsonl"
+    job = Job(prompts_per_step=4)  # a response that starts over has another length
+    recorded(path, "tail_batching", "lrm_math_open", groups=16, job=job)
+    events = Recording(path).events()
+    ends = [one for _, one in events if isinstance(one, ev.RequestFinished | ev.RequestInterrupted)]
+    made = Counter([end.tokens for end in ends if end.tokens])
+    found, _ = told(path)
+    assert Counter([sample.response_tokens for sample in found.samples()]) == made
+    assert sum(isinstance(end, ev.RequestInterrupted) for end in ends) > 10
 
 
 def test_samples_are_cut_by_the_end_of_the_journal(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""A live run, replayed from its journal, takes as long as it took, and round robin takes as long
+as the journal of another policy says of it.
+
+The live driver and simulated servers run in virtual time, so that no machine is too slow for them.
+Lengths are drawn when a response begins, and again if it starts over, as those of a real model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from rollout_sched import Prompt, RolloutScheduler
+from rollout_sched.config import load_policy
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.run_scenario import run_scenario, run_times
+from rollout_sched.inspection.trace_fold import recorded_trace
+from rollout_sched.live.ports import InstanceClient, Order
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
+from rollout_sched.simulators.replay import load_scenario
+from rollout_sched.simulators.replay.runs import run_policy
+from tests import virtual_loop
+
+BASE = load_scenario("qwen7b-8xh100-disaggregated")
+PROMPTS_PER_STEP, SAMPLES, STEPS, CAP = 8, 8, 6, 20_000
+TRAIN_S, WEIGHTS_S = 8.0, 3.0
+
+
+def lengths(seed: int) -> Callable[[Order, Any], int]:
+    """Log-normal, alike for samples of one prompt, whose effect is in its first token."""
+    rng, drawn = random.Random(seed), dict[int, int]()
+
+    def length(order: Order, response: Any) -> int:
+        effect = order.token_ids[0] / 1000
+        return drawn.setdefault(response.name, min(CAP, int(rng.lognormvariate(effect, 0.5))))
+
+    return length
+
+
+def prompts() -> list[Prompt]:
+    rng = random.Random(0)
+    return [
+        Prompt(
+            uid=f"prompt-{number:03d}",
+            prompt_ids=[round(1000 * rng.gauss(7.5, 0.7)), *range(100)],
+            samples=SAMPLES,
+            max_tokens=CAP,
+        )
+        for number in range(PROMPTS_PER_STEP * STEPS)
+    ]
+
+
+async def load(client: InstanceClient, version: int) -> None:
+    await asyncio.sleep(WEIGHTS_S)
+
+
+def run(policy: str, record: Path, seed: int) -> float:
+    """A trainer that sleeps, and two simulated servers. Seconds of the run."""
+
+    async def scene() -> None:
+        length = lengths(seed)
+        servers = [RealtimeInstance(name, BASE.instance, length) for name in ("one", "two")]
+        async with RolloutScheduler.from_toml(
+            policy, servers, prompts_per_step=PROMPTS_PER_STEP, version=0, journal=record
+        ) as rollouts:
+            await rollouts.submit(prompts())
+            await rollouts.close_submissions()
+            left = STEPS
+            async for batch in rollouts.batches():
+                await asyncio.sleep(TRAIN_S)
+                left -= 1
+                if left:
+                    await rollouts.publish_weights(batch.version + 1, load)
+
+    virtual_loop.run(scene())
+    return run_times([Recording(record)]).total_s
+
+
+def predicted(record: Path, policy: str, seed: int = 0) -> float:
+    recordings = [Recording(record)]
+    trace, _ = recorded_trace("again", recordings)
+    scenario = run_scenario(recordings, trace, BASE).scenario
+    again = record.with_name(f"{record.name}-{policy}-{seed}")
+    run_policy(load_policy(policy), trace, scenario, seed=seed, journal_path=again)
+    return run_times([Recording(again)]).total_s
+
+
+@pytest.fixture(autouse=True)
+def _files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time nobody waits for a disk, or for a thread."""
+
+    def run_in_executor(loop: Any, executor: Any, call: Any, *arguments: Any) -> Any:
+        done = loop.create_future()
+        done.set_result(call(*arguments))
+        return done
+
+    monkeypatch.setattr(virtual_loop.VirtualLoop, "run_in_executor", run_in_executor)
+
+
+@pytest.mark.parametrize("policy", ["round_robin_sync", "one_step_off", "areal", "tail_batching"])
+def test_a_live_run_is_replayed_from_its_journal(policy: str, tmp_path: Path) -> None:
+    took, says = run(policy, tmp_path / "j", seed=1), predicted(tmp_path / "j", policy)
+    assert says == pytest.approx(took, rel=0.03)
+
+
+def test_the_journal_of_a_cutting_policy_predicts_round_robin(tmp_path: Path) -> None:
+    """Their lengths are drawn separately, so both are means."""
+    took = mean(run("round_robin_sync", tmp_path / f"rr{seed}", seed) for seed in range(3))
+    run("tail_batching", tmp_path / "tail", seed=9)
+    says = mean(predicted(tmp_path / "tail", "round_robin_sync", seed) for seed in range(4))
+    assert says == pytest.approx(took, rel=0.08)
