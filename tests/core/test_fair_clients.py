@@ -11,21 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_sched.core.decide.dispatch import AT_ONCE
 from rollout_sched.core.model.actions import Dispatch, Interrupt
 from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
+    InstanceJoined,
     InstanceReported,
     RequestFinished,
     RequestInterrupted,
     RequestSubmitted,
     RequestWithdrawn,
 )
-from rollout_sched.core.model.model import RequestState
+from rollout_sched.core.model.model import Attempt, RequestState
 from rollout_sched.core.model.records import ONE_IN
 from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, TRAINER_SHARE
-from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
+from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told
 
 POLICIES = ["slots", "unbounded", "kv_tokens"]
 
@@ -94,6 +96,10 @@ class Fleet:
     def running(self, client: str) -> int:
         attempts = self.told.scheduler.state.fleet.attempts.values()
         return sum(attempt.request.client == client for attempt in attempts)
+
+
+def interrupting(attempt: Attempt) -> bool:
+    return attempt.request.state is RequestState.INTERRUPTING
 
 
 @pytest.mark.parametrize("admission", POLICIES)
@@ -186,10 +192,64 @@ def test_a_queue_inside_an_instance_is_taken_back() -> None:
     queued = InstanceReported("i0", 32, 32, 1.0)
     assert fleet.told(queued) == [], "a client that is alone may queue where it likes"
     fleet.ask("innocent", 1)
-    attempts = fleet.told.scheduler.state.fleet.attempts.values()
-    taken = [a.request.id for a in attempts if a.request.state is RequestState.INTERRUPTING]
+    state = fleet.told.scheduler.state
+    taken = [state.fleet.attempts[attempt].request.id for attempt in sorted(state.shares.yielding)]
     assert taken == flood[64 - 32 - 2 : 64], "and a sixteenth of what runs, for room"
     assert fleet.told(queued) == [], "once for each report"
+
+
+def test_a_flood_is_interrupted_a_few_at_a_time_and_holds_up_nobody() -> None:
+    """Their answers are long, and are read one after the other before what others ask."""
+    fleet = Fleet(256)
+    fleet.answers = False
+    fleet.ask("flood", LIMIT, open=300)
+    fleet.ask("innocent", 1)
+    fleet.train(30, 4)
+    state = fleet.told.scheduler.state
+    yielding, told = len(state.shares.yielding), 0
+    assert yielding == 256 - 256 // ONE_IN + 1, "all of them count as gone"
+    while asked := [a for a in state.fleet.attempts.values() if interrupting(a)]:
+        assert len(asked) <= AT_ONCE
+        for attempt in asked[:5]:
+            told += 1
+            fleet.tell(RequestInterrupted(attempt.request.id, attempt.id, 1))
+        assert fleet.waited["innocent"] == [0.0], "it goes with the first that answer"
+        assert told < 10 or fleet.running("") == 4
+    assert told == yielding
+
+
+def test_an_instance_that_does_not_answer_holds_up_only_its_own_interruptions() -> None:
+    fleet = Fleet(64)
+    fleet.answers = False
+    fleet.told(InstanceJoined("i1", 64, BIG, 0))
+    fleet.ask("flood", LIMIT, open=200)
+    fleet.train(30, 4)
+    state = fleet.told.scheduler.state
+    for _ in range(100):
+        for attempt in [a for a in state.fleet.attempts.values() if interrupting(a)]:
+            if attempt.instance.id == "i1":
+                fleet.tell(RequestInterrupted(attempt.request.id, attempt.id, 1))
+    left = {state.fleet.attempts[attempt].instance.id for attempt in state.shares.yielding}
+    assert left == {"i0"}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_who_wants_more_takes_a_part_from_a_flood_that_was_there(trains: bool) -> None:
+    """More calls at once than the slots that are kept, beside requests that do not end."""
+    fleet = Fleet(256)
+    if trains:
+        fleet.train(10_000, 4)
+    fleet.ask("other", 1)
+    fleet.ask("flood", LIMIT, open=500)
+    slots = 16 if trains else 256
+    fleet.ask("innocent", 5, open=slots // 4)
+    fleet.run(until=20.0)
+    assert max(fleet.waited["innocent"]) == 0.0
+    assert fleet.running("flood") >= slots // 2, "it gives nothing that nobody wants"
+    fleet.ask("greedy", 5, open=slots)
+    fleet.run(until=40.0)
+    assert fleet.running("greedy") <= slots // 4 + slots // 16, "and to nobody more than a part"
+    assert fleet.running("innocent") > slots // 6
 
 
 def test_long_requests_leave_room_in_the_kv_caches() -> None:

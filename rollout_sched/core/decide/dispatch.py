@@ -92,6 +92,46 @@ class Migrator:
             )
 
 
+#: Interruptions for other clients that may be unanswered at one time, over the fleet. Each answer
+#: brings all tokens of its attempt, which a front has to read before the next call.
+AT_ONCE = 16
+
+
+class Yielding:
+    """Interrupts attempts that yield to others. They count as gone at once, so that nobody waits
+    for all of them, but are asked a few at a time, as the ones before answer: an instance that does
+    not answer holds up only its own."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.left = 0  # that are not yet asked
+        self._state = parts.state
+        self._requests = parts.requests
+        self._by_instance: dict[str, list[Attempt]] = {}
+        self._asked: list[Attempt] = []
+
+    def add(self, attempt: Attempt) -> None:
+        self._state.shares.yields(attempt)
+        self._by_instance.setdefault(attempt.instance.id, []).append(attempt)
+        self.left += 1
+
+    def ask(self) -> None:
+        fleet = self._state.fleet
+        self._asked = [attempt for attempt in self._asked if attempt.id in fleet.attempts]
+        unanswered = Counter([attempt.instance.id for attempt in self._asked])
+        most = max(1, AT_ONCE // max(1, len(fleet.instances)))
+        for name, attempts in list(self._by_instance.items()):
+            while attempts and unanswered[name] < most:
+                attempt = attempts.pop()
+                self.left -= 1
+                request = attempt.request
+                if request.attempt is attempt and request.state is RUNNING:
+                    self._requests.interrupt(request)
+                    self._asked.append(attempt)
+                    unanswered[name] += 1
+            if not attempts:
+                del self._by_instance[name]
+
+
 class Dispatcher:
     """Takes waiting requests in order and asks the routing for an instance for each; for a request
     of a session, the affinity decides whether it returns to its last instance instead. A request
@@ -103,6 +143,7 @@ class Dispatcher:
         self._state = parts.state
         self._requests = parts.requests
         self._migrator = migrator
+        self.yielding = Yielding(parts)
         # By instance: the report that `_take_back` acted on, and whether clients were beside.
         self._seen: dict[str, tuple[InstanceReported, bool]] = {}
 
@@ -142,7 +183,8 @@ class Dispatcher:
         shares = self._state.shares
         if shares.in_flight:
             self._take_back(shares.beside(now))
-        shares.crowded = bool(shares.in_flight) and self._reclaim()
+            self._reclaim()
+        shares.crowded = shares.contended = False
 
     def _take_back(self, beside: bool) -> None:
         """If requests wait inside an instance, or will before it reports again, interrupt those
@@ -161,48 +203,47 @@ class Dispatcher:
             known, known_beside = before.get(instance.id, (None, False))
             if known is report and known_beside is beside:
                 continue
-            # The request of an abandoned attempt may run elsewhere by now.
-            here = [a.request for a in instance.attempts.values() if not a.abandoned]
-            running = [request for request in here if request.state is RUNNING]
-            clients = Counter([request.client for request in running])
+            here = instance.attempts.values()
+            running = [a for a in here if self._runs(a) and a.id not in shares.yielding]
+            excess -= sum([a.id in shares.yielding for a in here])
+            clients = Counter([a.request.client for a in running])
             most = max(clients, key=lambda client: (bool(client), clients[client]), default="")
             if most and (beside or len(clients) > 1):
-                theirs = [r for r in running if r.client == most and r.resumable]
+                theirs = [a for a in running if a.request.client == most and a.request.resumable]
                 keeps = max(1, report.running // ONE_IN)  # the trainer may be who fills it
-                for request in theirs[keeps:][-excess:]:
+                for attempt in theirs[keeps:][max(0, len(theirs) - keeps - max(0, excess)) :]:
                     flow = shares.flow(most)
                     flow.size = max(flow.size, size)
-                    self._interrupt(request)
+                    self.yielding.add(attempt)
 
-    def _reclaim(self) -> bool:
-        """Interrupt what clients hold beyond each other, those that began last first. For tokens
-        a few at a time, as their answers hold up those of others; returns whether more are left."""
+    def _reclaim(self) -> None:
+        """Interrupt what clients hold beyond each other, those that began last first: slots beyond
+        an equal part, and tokens."""
         shares = self._state.shares
         slots, tokens = shares.owed()
         if slots <= 0 and tokens <= 0:
-            return False
-        few = max(1, shares.slots // ONE_IN)
-        attempts = self._state.fleet.attempts.values()
-        theirs = [a.request for a in attempts if a.request.client and not a.abandoned]
+            return
         held: Counter[str] = Counter()
-        may_yield: list[tuple[int, int, Request]] = []
-        for request in theirs:
-            if request.state is RUNNING and request.resumable:
-                held[request.client] += 1
-                may_yield.append((held[request.client], request.last_attempt, request))
+        part = shares.part().slots
+        may_yield: list[tuple[int, int, Attempt]] = []
+        for attempt in self._state.fleet.attempts.values():
+            client, resumable = attempt.request.client, attempt.request.resumable
+            if client and resumable and self._runs(attempt) and attempt.id not in shares.yielding:
+                held[client] += 1
+                may_yield.append((held[client], attempt.id, attempt))
         may_yield.sort(key=lambda entry: entry[:2])
-        while may_yield and (slots > 0 or (tokens > 0 and few > 0)):
-            request = may_yield.pop()[2]
+        while may_yield and (slots > 0 or tokens > 0):
+            place, _, attempt = may_yield.pop()
+            if place <= part and tokens <= 0:
+                return
             slots -= 1
-            few -= 1
-            tokens -= shares.flow(request.client).size
-            self._interrupt(request)
-        return bool(may_yield) and tokens > 0
+            tokens -= shares.flow(attempt.request.client).size
+            self.yielding.add(attempt)
 
-    def _interrupt(self, request: Request) -> None:
-        assert request.attempt is not None
-        self._state.shares.yields(request.attempt)
-        self._requests.interrupt(request)
+    @staticmethod
+    def _runs(attempt: Attempt) -> bool:
+        """The request of an abandoned attempt may run elsewhere by now."""
+        return not attempt.abandoned and attempt.request.state is RUNNING
 
     def _home_or(self, request: Request, elsewhere: Instance) -> Instance:
         """The last instance of its session, if that is open and the affinity prefers it."""

@@ -84,8 +84,10 @@ class Decider:
             if progress.spent:
                 self._launcher.renew_budgets()
         self._shares.tick(now)
-        if changed or (self._shares.crowded and not self._shares.yielding):
+        if changed or self._shares.crowded or self._shares.contended:
             self._dispatcher.make_room(now)
+        if self._dispatcher.yielding.left:
+            self._dispatcher.yielding.ask()
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
             self._dispatcher.dispatch()

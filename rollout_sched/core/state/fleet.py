@@ -316,7 +316,7 @@ class Fleet:
         expected = min(attempt.max_new_tokens, max(0, expected_tokens))
         instance = attempt.instance
         instance.tokens += expected - attempt.expected_tokens
-        self._shares.charge(attempt.request.client, expected - attempt.expected_tokens)
+        self._shares.expect(attempt.request.client, expected - attempt.expected_tokens)
         attempt.expected_tokens = expected
         self.touch(instance)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout_sched.core.model.model import Attempt, Group, Request
 from rollout_sched.core.model.records import ONE_IN
@@ -135,8 +135,10 @@ class WaitingQueue:
 # A flood of long requests would hold all slots and fill the KV caches, so beside other clients a
 # client leaves some of both free for whoever holds less, and clients get few slots while the
 # trainer has any: one in `ONE_IN`. As many clients that have nothing in flight do not wait until
-# the trainer has had its part. One that was alone has taken all, so when others come, its newest
-# requests are interrupted for them at once (`Dispatcher.make_room`).
+# the trainer has had its part. Whoever waits, holds less than an equal part of the slots, and got
+# fewer tokens than the client that holds most, counting what its requests may still make, takes
+# slots from it: its newest requests are interrupted (`Dispatcher.make_room`). So it is when others
+# come to one that was alone.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 31 / 32
@@ -158,20 +160,27 @@ class Flow:
 
     served     tokens that it got, divided by its share
     in_flight  its attempts on instances
+    promised   tokens that these may make
+    expected   tokens that these, and those that yield, are expected to make
     ended      how many have ended by themselves
     size       tokens of one of them, context and response, as the last that ended were; as is
                expected before one has
     held       its first request cannot go at present
     """
 
-    __slots__ = ("ended", "held", "in_flight", "queue", "served", "size")
+    __slots__ = ("ended", "expected", "held", "in_flight", "promised", "queue", "served", "size")
 
     def __init__(self, served: float = 0.0) -> None:
         self.queue = WaitingQueue()
         self.served = served
-        self.in_flight = self.ended = 0
+        self.in_flight = self.promised = self.expected = self.ended = 0
         self.size = 0.0
         self.held = False
+
+    @property
+    def claimed(self) -> float:
+        """What it got, and may get without asking again."""
+        return self.served + self.promised
 
     @property
     def held_tokens(self) -> float:
@@ -184,6 +193,14 @@ class Flow:
         return bool(self.queue.size or self.in_flight)
 
 
+class Part(NamedTuple):
+    """What a client may take from others: up to so many `slots`, and while its claim is below that
+    of the one that holds most, `ahead`."""
+
+    slots: int
+    ahead: float
+
+
 class Shares:
     """What the trainer and each client got, and what they may still have.
 
@@ -192,6 +209,7 @@ class Shares:
     trainer    the trainer's flow
     clients    those of clients, by name
     crowded    a client has come beside one that was alone, which still holds too much
+    contended  a client has asked while few slots were free
     yielding   attempts that are interrupted for others: no client holds them any longer
     """
 
@@ -201,7 +219,7 @@ class Shares:
         self.clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
         self._virtual_time = 0.0  # what those got that are served now: newcomers begin there
-        self.crowded = False
+        self.crowded = self.contended = False
         self.yielding: set[int] = set()
         self._beside_until = self._trainer_until = 0.0
         self._now = 0.0
@@ -214,7 +232,7 @@ class Shares:
             return self.trainer
         flow = self.clients.get(client)
         if flow is None:
-            flow = self.clients[client] = Flow(self._virtual_time)
+            flow = self.clients[client] = Flow(self._least_served())
         return flow
 
     # -- what each got ---------------------------------------------------------------------
@@ -231,6 +249,7 @@ class Shares:
         if any(flow.busy for flow in self.clients.values() if flow is not own):
             self.crowded |= not self.beside(now)
             self._beside_until = now + BESIDE_S
+            self.contended |= self._free <= self._kept
         return client
 
     def catch_up(self, flow: Flow) -> None:
@@ -239,42 +258,52 @@ class Shares:
         if flow is trainer:
             trainer.served = max(trainer.served, together.served)
             return
-        flow.served = max(flow.served, self._virtual_time)
+        flow.served = max(flow.served, self._least_served(flow))
         if not any(other.queue.size for other in self.clients.values()):
             together.served = max(together.served, trainer.served)
 
     def began(self, attempt: Attempt) -> None:
-        """It is charged with its context and the response that is expected."""
+        """It is charged with its context and the response that is expected. A client's is charged
+        with its prompt once, however often it yields."""
         client, tokens = attempt.request.client, attempt.context_tokens + attempt.expected_tokens
-        self.charge(client, tokens)
-        flow = self._count(client, 1)
+        again = client and attempt.request.last_attempt
+        self.charge(client, attempt.expected_tokens if again else tokens)
+        flow = self._count(attempt, 1)
+        flow.expected += attempt.expected_tokens
         if not flow.ended:
             flow.size = max(flow.size, float(tokens))
 
     def yields(self, attempt: Attempt) -> None:
         """It is interrupted for others."""
         self.yielding.add(attempt.id)
-        self._count(attempt.request.client, -1)
+        self._count(attempt, -1)
 
     def ended(self, attempt: Attempt) -> None:
         """Its client pays for what it made, not for what was expected."""
         client = attempt.request.client
-        self.charge(client, attempt.tokens - attempt.expected_tokens)
+        self.expect(client, -attempt.expected_tokens)
+        self.charge(client, attempt.tokens)
         if attempt.id in self.yielding:
             self.yielding.remove(attempt.id)
             return
-        flow = self._count(client, -1)
+        flow = self._count(attempt, -1)
         if attempt.request.state is not INTERRUPTING:  # else it says nothing of others
             flow.ended += 1
             made = attempt.context_tokens + attempt.tokens
             flow.size += (made - flow.size) / min(flow.ended, 8)
 
-    def _count(self, client: str, more: int) -> Flow:
-        flow = self.flow(client)
+    def _count(self, attempt: Attempt, more: int) -> Flow:
+        flow = self.flow(attempt.request.client)
         flow.in_flight += more
-        if client:
+        flow.promised += more * attempt.max_new_tokens
+        if attempt.request.client:
             self._together.in_flight += more
         return flow
+
+    def expect(self, client: str, tokens: int) -> None:
+        """So many more tokens are expected of an attempt; less than 0: fewer."""
+        self.charge(client, tokens)
+        self.flow(client).expected += tokens
 
     def charge(self, client: str, tokens: int) -> None:
         """So many more tokens; less than 0: fewer than were expected."""
@@ -302,15 +331,26 @@ class Shares:
         return self._together.in_flight
 
     def owed(self) -> tuple[int, float]:
-        """How many slots more clients hold than they may have, and how many tokens more a client
-        that was alone until now."""
-        slots, tokens = self._together.in_flight - self._client_slots, 0.0
-        if self.crowded or (slots > 0 and self.beside(self._now)):
-            slots += self._kept
+        """How many slots more clients hold than they may have, or than leave an equal part to those
+        that wait; and how many tokens more a client that was alone until now."""
+        free, part, tokens = self._free, self.part(), 0.0
+        wanted = 0
+        for flow in self.clients.values():
+            if flow.claimed < part.ahead:
+                wanted += max(0, min(flow.queue.size, part.slots - flow.in_flight))
+        if self.crowded or (free < 0 and self.beside(self._now)):
+            wanted = max(wanted, self._kept)
         if self.crowded:
             most = max(self.clients.values(), key=lambda flow: flow.held_tokens)
             tokens = min(self.kv_tokens // ONE_IN - self.room(), most.held_tokens - most.size)
-        return slots, tokens
+        return wanted - free, tokens
+
+    def part(self) -> Part:
+        """The equal part of each client."""
+        busy = sum([flow.busy for flow in self.clients.values()])
+        clients = self.clients.values()
+        most = max(clients, key=lambda flow: flow.in_flight, default=self.trainer)
+        return Part(max(1, self._client_slots // max(1, busy)), most.claimed)
 
     @property
     def clients_behind(self) -> bool:
@@ -335,16 +375,24 @@ class Shares:
             room -= flow.held_tokens
         return room
 
-    def may_go(self, flow: Flow, room: float) -> bool:
-        """Whether the client may have one attempt more, with so much `room`."""
-        free = self._client_slots - self._together.in_flight
-        if not self.beside(self._now):
+    def may_go(self, flow: Flow, part: Part, room: float) -> bool:
+        """Whether the client may have one attempt more, with `part()` and `room()`."""
+        free = self._free
+        if free <= 0 or not self.beside(self._now):
             return free > 0
-        if free <= self._kept and flow.in_flight >= free:
+        behind = flow.in_flight < part.slots and flow.claimed < part.ahead
+        if free <= self._kept and flow.in_flight >= free and not behind:
             return False
         return not flow.in_flight or room > min(self.kv_tokens // ONE_IN, flow.held_tokens)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _least_served(self, but: Flow | None = None) -> float:
+        """Where whoever comes now begins: without what is only expected of others, who may yield
+        and never make it."""
+        others = [flow for flow in self.clients.values() if flow.busy and flow is not but]
+        busy = [flow.served - flow.expected for flow in others]
+        return min(busy, default=self._virtual_time)
 
     def _forget_idle(self) -> None:
         """An idle client that got more than the others is remembered until they have as much."""
@@ -358,6 +406,11 @@ class Shares:
         down, so beside the trainer they get few."""
         works = self.trainer.busy or self._now < self._trainer_until
         return max(1, self.slots // ONE_IN) if works else self.slots
+
+    @property
+    def _free(self) -> int:
+        """Of these, those that clients do not hold; below 0 if they hold more."""
+        return self._client_slots - self._together.in_flight
 
     @property
     def _kept(self) -> int:
@@ -401,11 +454,11 @@ class FairQueue:
         """The first request of the client that got the least; `idle`: of those that have none in
         flight."""
         shares = self._shares
-        best, request, room = None, None, shares.room()
+        best, request, part, room = None, None, shares.part(), shares.room()
         for flow in shares.clients.values():
             if flow.held or not flow.queue.size or (idle and flow.in_flight):
                 continue
-            if (best is None or flow.served < best.served) and shares.may_go(flow, room):
+            if (best is None or flow.served < best.served) and shares.may_go(flow, part, room):
                 first = flow.queue.first()
                 if first is not None:
                     best, request = flow, first
@@ -416,10 +469,10 @@ class FairQueue:
     def each_first(self) -> Iterator[Request]:
         """The first request of everybody who may have another one in flight."""
         shares = self._shares
-        room = shares.room()
+        part, room = shares.part(), shares.room()
         for flow in shares.flows():
             first = flow.queue.first()
-            if first is not None and (flow is shares.trainer or shares.may_go(flow, room)):
+            if first is not None and (flow is shares.trainer or shares.may_go(flow, part, room)):
                 yield first
 
     def hold(self, request: Request) -> None:
