@@ -234,27 +234,32 @@ def _gathered(
     samples: Iterable[tuple[SamplePlace, SampleRecord | None]], gatherer: Gatherer, *, foreign: bool
 ) -> dict[str, list[SampleRecord]]:
     """The groups. Arrivals on another clock are counted from the earliest: those of foreign
-    formats, and Unix times. TraceError if arrivals are of two clocks."""
+    formats, and Unix times. TraceError if times are of two clocks."""
     latest, last = -math.inf, SamplePlace("", None)
     for place, sample in samples:
         if sample is None:
             gatherer.left_out += 1
             continue
         gatherer.add(sample, place)
+        if sample.tool_s >= UNIX_S:
+            raise _of_two_clocks(f"{sample.tool_s:g} s between turns of a sample", place)
         if sample.arrival_s > latest:
             latest, last = sample.arrival_s, place
     groups = gatherer.groups()
     first = {name: min(sample.arrival_s for sample in of) for name, of in groups.items()}
     start = min(first.values())
     if latest - start >= UNIX_S:
-        found = f"a sample that arrives {latest - start:g} s after the first"
-        raise TraceError(last.where, found, "give all times by one clock", line=last.line)
+        raise _of_two_clocks(f"a sample that arrives {latest - start:g} s after the first", last)
     if start and (foreign or start >= UNIX_S):
         for sample in chain.from_iterable(groups.values()):
             msgspec.structs.force_setattr(sample, "arrival_s", sample.arrival_s - start)
     if not foreign:
         return groups
     return {name: groups[name] for name in sorted(groups, key=first.__getitem__)}
+
+
+def _of_two_clocks(found: str, place: SamplePlace) -> TraceError:
+    return TraceError(place.where, found, "give all times by one clock", line=place.line)
 
 
 def _groups_of_a_step(groups: Mapping[str, list[SampleRecord]]) -> int | None:

@@ -141,7 +141,7 @@ def _one(whole: dict[str, Any], endpoint: str, prompt: Any, number: int) -> dict
     if endpoint == "generate":
         sampling = one["sampling_params"] = dict(whole.get("sampling_params") or {})
     sampling.pop("n", None)
-    if sampling.get("seed") is not None and number:  # the first keeps the given seed
+    if sampling.get("seed") not in (None, -1) and number:  # -1: none; the first keeps it
         sampling["seed"] += number
     return one
 

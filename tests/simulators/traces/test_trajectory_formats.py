@@ -112,6 +112,15 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         imported(tmp_path, log)
 
 
+@pytest.mark.parametrize("late", ["1e38", "1.7e9"])
+def test_turns_by_two_clocks_are_refused(late: str, tmp_path: Path) -> None:
+    """Seconds of the run in one line, a Unix time in the next: no tool takes thirty years."""
+    turn = '{"ts":%s,"request_id":"a","prompt_tokens":5,"output_tokens":1}'
+    log = "\n".join(turn % ts for ts in ("1", late, late))
+    with pytest.raises(TraceError, match="one clock"):
+        imported(tmp_path, log)
+
+
 # ------------------------------------------------------------------------------------------
 # Mooncake's requests, and the sessions that AIPerf and genai-perf make of them.
 
