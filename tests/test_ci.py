@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 CI = ROOT / ".ci"
@@ -50,7 +51,24 @@ def test_every_test_target_of_the_makefile_is_a_step() -> None:
     rooms = (path.parent.name for path in ROOT.glob("tests/neighbours/*/requirements.txt"))
     targets |= {f"test-{room}" for room in rooms}
     steps = [step for lane in LANES.values() for step in lane]
-    assert sorted(steps) == sorted({*targets, "check", "simulate", "demo", "demo-vllm", "docs"})
+    assert sorted(steps) == sorted(
+        {*targets, "check", "simulate", "demo", "demo-vllm", "docs", "newcomer"}
+    )
+
+
+def test_a_release_runs_what_is_here() -> None:
+    """Its make targets, the scripts that it names, and no Python that the package refuses."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = {word for run in commands if run.startswith("make ") for word in run.split()[1:]}
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {word for run in commands for word in run.split() if (ROOT / word).suffix == ".py"}
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    oldest = tools["project"]["requires-python"].removeprefix(">=3.")
+    assert tools["tool"]["cibuildwheel"]["build"].split()[0] == f"cp3{oldest}-*"
+    assert "{project}/tests/newcomer/installed.py" in tools["tool"]["cibuildwheel"]["test-command"]
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish", "image"}, "all must be well"
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def order_excess(steps: Sequence[Sequence[Sequence[int]]]) -> float:
 
 
 def _joined(groups: Iterable[Sequence[int]]) -> Lengths:
-    return np.asarray([length for lengths in groups for length in lengths])
+    return np.asarray([length for lengths in groups for length in lengths], dtype=np.int64)
 
 
 def _sorted(groups: Iterable[Sequence[int]]) -> Lengths:
@@ -139,7 +139,7 @@ def _at_least(ascending: Lengths, length: int) -> int:
 
 def _ks_by_chance(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> float:
     """The mean distance of steps from all groups; steps are random and have these sizes."""
-    members = np.asarray([len(lengths) for lengths in groups])
+    members = np.asarray([len(lengths) for lengths in groups], dtype=np.int64)
     first = np.cumsum(members) - members
     _, rank, count = np.unique(_joined(groups), return_inverse=True, return_counts=True)
     not_longer = np.cumsum(count)
