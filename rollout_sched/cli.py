@@ -56,14 +56,8 @@ COMMANDS: Final = (
         "fake-instance", "run a simulated vLLM or SGLang server", "simulators.fake_instance.command"
     ),
     Command("demo", "a live rollout, with a trainer loop and a summary", "demo"),
-    Command(
-        "check",
-        "say whether a policy file is valid, and if not, why",
-        "cli",
-        "add_check_arguments",
-    ),
-    Command("policies", "list the shipped policies", "cli", "add_policies_arguments"),
-    Command("scenarios", "list, show, check or guess scenarios", "simulators.guess.command"),
+    Command("policy", "list, show or check policies", "policy_command"),
+    Command("scenario", "list, show, check or guess scenarios", "simulators.guess.command"),
     Command(
         "speculate",
         "say which drafted tokens pay, as an option of the engine",
@@ -90,9 +84,8 @@ EXAMPLES: Final = {
     "top": "http://127.0.0.1:9000",
     "fake-instance": "--port 8000 --speed 10",
     "demo": "--policy tail_batching",
-    "check": "mine.toml",
-    "policies": "",
-    "scenarios": "guess --gpu h100 --model 7b",
+    "policy": "check mine.toml",
+    "scenario": "guess --gpu h100 --model qwen2.5-7b",
     "speculate": "lrm_token_economy --scenario qwen7b-8xh100",
     "calibrate": "http://gpu-1:8000 --out mine.toml",
     "trace": "stats lrm_token_economy",
@@ -147,18 +140,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments, argparse.Namespace(command=typed))
 
 
-def add_check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
-    parser.add_argument(
-        "--allow-code", action="store_true", help="import and check the classes that the file names"
-    )
-    parser.set_defaults(run=_check)
-
-
-def add_policies_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_list_policies)
-
-
 def add_salvage_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="DIR", help="the folder of a store")
     parser.set_defaults(run=_salvage)
@@ -176,36 +157,6 @@ def _salvage(options: argparse.Namespace) -> None:
     for line in store.losses.summary():
         print(line)
     print(f"{options.store}: " + ("its run can go on" if store.losses else "nothing is lost"))
-
-
-def _check(options: argparse.Namespace) -> None:
-    from rollout_sched.config import PROSE, named_code, parse_policy, read_policy
-    from rollout_sched.live import settings_of
-    from rollout_sched.live.trainer import reward_settings_of
-
-    name, table = read_policy(options.policy, allow_code=True)
-    skipped = [] if options.allow_code else named_code(table)
-    for path, _ in skipped:
-        table.pop(path.partition(".")[0], None)
-    policy = parse_policy(name, table)
-    policy.build(lengths=lambda group, index: 0)
-    settings_of(policy)
-    reward_settings_of(policy)
-    roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
-    if skipped:
-        named = ", ".join(f"{path} {use}" for path, use in skipped)
-        print(f"not checked, because it is code (see --allow-code): {named}")
-    print(f"{options.policy}: valid ({roles})")
-    for key in PROSE:
-        if getattr(policy, key):
-            print(f"{key}: {getattr(policy, key)}")
-
-
-def _list_policies(_: argparse.Namespace) -> None:
-    from rollout_sched.config import load_policy, shipped
-
-    for name in shipped("policies/presets"):
-        print(f"{name:32s} {load_policy(name).about}")
 
 
 class _Parser(argparse.ArgumentParser):

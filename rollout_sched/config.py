@@ -177,6 +177,13 @@ class PolicyFile(msgspec.Struct, frozen=True):
                     f"{self.name}: freshness.max_staleness: {type(role).__name__} makes samples "
                     f"{least} version(s) old that could not be delivered; allow at least {least}"
                 )
+        if isinstance(roles.freshness, freshness.Paced):
+            trigger = roles.freshness.trigger_parameter_sync_step
+            if (every := getattr(roles.weights, "every", 1)) != trigger:
+                raise ConfigError(
+                    f"{self.name}: weights.every: {every}, but freshness counts from updates every "
+                    f"{trigger} versions (trigger_parameter_sync_step); give both the same number"
+                )
         return roles
 
     def scheduler(

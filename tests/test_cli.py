@@ -138,7 +138,7 @@ class TestCommands:
     ) -> None:
         monkeypatch.setattr("rollout_sched.simulators.guess.formula._table", None)
         with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()):
-            main(["scenarios", "guess", "--help"])
+            main(["scenario", "guess", "--help"])
         assert ended.value.code == 0
 
 
@@ -436,11 +436,11 @@ class TestReplay:
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
-    """`rollout-sched policies | head -1`: nothing on standard error, as with any other command."""
+    """`rollout-sched policy | head -1`: nothing on standard error, as with any other command."""
     reader, writer = os.pipe()
     os.close(reader)
     command = subprocess.run(
-        [sys.executable, "-m", "rollout_sched", "policies"],
+        [sys.executable, "-m", "rollout_sched", "policy"],
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,
@@ -477,18 +477,38 @@ class TestSalvage:
 class TestCheck:
     @pytest.mark.parametrize("name", shipped("policies/presets"))
     def test_presets_are_valid(self, cli: Cli, name: str) -> None:
-        code, out, err = cli("check", name)
+        code, out, err = cli("policy", "check", name)
         assert (code, err) == (0, "")
-        assert out.startswith(f"{name}: valid (routing ")
+        assert out.startswith(f"{name}: valid; staleness ")
 
     def test_preset_lists_its_differences(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "mine.toml"
         path.write_text('about = "Fast."\ndiffers = "It waits."\n')
-        code, out, _ = cli("check", path)
-        assert (code, out.splitlines()[1:]) == (0, ["about: Fast.", "differs: It waits."])
+        code, out, _ = cli("policy", "check", path)
+        assert (code, out.splitlines()[-2:]) == (0, ["about: Fast.", "differs: It waits."])
+
+    def test_it_shows_the_values_in_effect(self, cli: Cli, tmp_path: Path) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text("[batching]\nover_prompts = 2\n[live]\nlease_s = 9.0\n")
+        _, out, _ = cli("policy", "check", path)
+        assert "mine.toml: valid; staleness 0; in effect:" in out
+        assert "  batching: sync (over_prompts = 2.0, part_prompts = 0)\n" in out, "and defaults"
+        assert "  routing: least_requests\n" in out
+        assert "  live: lease_s = 9.0\n" in out
+
+    def test_updates_at_another_interval_than_the_pacing_counts_from(
+        self, cli: Cli, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text('[freshness]\nuse = "paced"\n[weights]\nevery = 2\n')
+        code, out, err = cli("policy", "check", path)
+        assert (code, out) == (2, "")
+        assert "mine: weights.every: 2, but freshness counts from updates every 4 versions" in err
+        path.write_text(path.read_text().replace("2", "4"))
+        assert cli("policy", "check", path)[0] == 0
 
     def test_a_file_with_a_typo(self, cli: Cli, bad_policy: Path) -> None:
-        code, out, err = cli("check", bad_policy)
+        code, out, err = cli("policy", "check", bad_policy)
         assert (code, out) == (2, "")
         assert err.startswith("rollout-sched: bad: batching.over_prompt: unknown key")
         assert 'did you mean "over_prompts"?' in err
@@ -496,7 +516,7 @@ class TestCheck:
     def test_a_setting_that_is_none(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "mine.toml"
         path.write_text("[live]\nstal_s = 1.0\n")
-        code, _, err = cli("check", path)
+        code, _, err = cli("policy", "check", path)
         assert code == 2
         assert 'mine: live.stal_s: unknown key; did you mean "stall_s"?' in err
         code, _, err = cli("replay", SMALL, "--policy", path)
@@ -511,30 +531,47 @@ class TestCheck:
         monkeypatch.syspath_prepend(tmp_path)
         path = tmp_path / "mine.toml"
         path.write_text('[routing]\nuse = "users_policy:Empty"\n')
-        code, out, err = cli("check", path)
+        code, out, err = cli("policy", "check", path)
         assert (code, err) == (0, "")
         assert "not checked, because it is code (see --allow-code): routing.use users" in out
         assert "users_policy" not in sys.modules
-        code, out, err = cli("check", "--allow-code", path)
+        code, out, err = cli("policy", "check", "--allow-code", path)
         assert (code, out) == (2, "")
         assert "mine: routing.use: 'users_policy:Empty' cannot be a routing policy: it lacks" in err
 
     def test_the_oracle_is_valid(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "oracle.toml"
         path.write_text('[prediction]\nuse = "oracle"\n')
-        assert cli("check", path)[0] == 0
+        assert cli("policy", "check", path)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("command", "room"),
-    [("policies", "policies/presets"), ("scenarios", "simulators/replay/scenarios")],
-)
-def test_lists_say_what_each_is(cli: Cli, command: str, room: str) -> None:
-    code, out, _ = cli(command)
+def test_scenarios_are_listed_with_what_each_is(cli: Cli) -> None:
+    code, out, _ = cli("scenario")
     assert code == 0
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines] == shipped(room)
+    assert [line.split()[0] for line in lines] == shipped("simulators/replay/scenarios")
     assert all(line.endswith(".") for line in lines)
+
+
+def test_policies_are_listed_by_family_and_staleness(cli: Cli) -> None:
+    code, out, _ = cli("policy")
+    assert (code, out) == (0, cli("policy", "list")[1])
+    listed = [line for line in out.splitlines() if line.startswith("  ")]
+    assert sorted(line.split()[0] for line in listed) == shipped("policies/presets")
+    assert len(out.splitlines()) - len(listed) == 5, "a line for each way of batching"
+    stale = {line.split()[0]: line.split("staleness ")[1][:9].strip() for line in listed}
+    assert stale["tail_batching"] == "0"
+    assert stale["areal"] == "<= 4"
+    assert stale["april"] == "no bound"
+    assert out.index("dplb") < out.index("partial_rollout") < out.index("april")
+
+
+def test_a_policy_is_shown_as_its_file(cli: Cli, tmp_path: Path) -> None:
+    _, shown, _ = cli("policy", "show", "areal")
+    again = tmp_path / "areal.toml"
+    again.write_text(shown)
+    assert config.load_policy(str(again)).roles == config.load_policy("areal").roles
+    assert cli("policy", "show", again)[1] == shown
 
 
 class TestTrace:

@@ -81,7 +81,7 @@ def test_commands_print_only_what_is_plain(
         hostile["changes"] = [{"at": 1.0, "level": "info", "text": HOSTILE}]
         gateway.body = json.dumps(hostile).encode()
         for words in (
-            ["check", str(policy)],
+            ["policy", "check", str(policy)],
             ["trace", "stats", str(trace)],
             ["replay", str(trace), "--policy", str(policy)],
             ["journal", "summary", str(trace)],

@@ -1,4 +1,4 @@
-"""The commands about scenarios: `rollout-sched scenarios` lists, shows, checks and guesses them,
+"""The commands about scenarios: `rollout-sched scenario` lists, shows, checks and guesses them,
 `rollout-sched speculate` says which drafts would pay in one."""
 
 from __future__ import annotations
@@ -48,21 +48,24 @@ _LARGEST_DENSE = 130e9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_list)
     verbs = parser.add_subparsers(metavar="VERB")
-    verbs.add_parser("list", help="names and descriptions; the default verb").set_defaults(
-        run=_list
-    )
-    show = verbs.add_parser("show", help="print a scenario's file and the speeds it implies")
-    show.add_argument("scenario", metavar="NAME_OR_TOML")
-    show.set_defaults(run=_show)
-    check = verbs.add_parser("check", help="check whether a file is valid")
-    check.add_argument("scenario", metavar="NAME_OR_TOML")
-    check.set_defaults(run=_check)
+    for name, about, run, example in (
+        ("list", "names and descriptions; the default verb", _list, ""),
+        ("show", "print a scenario's file and the speeds it implies", _show, "qwen7b-8xh100"),
+        ("check", "check whether a file is valid", _check, "mine.toml"),
+    ):
+        line = f"example: rollout-sched scenario {name} {example}".rstrip()
+        verb = verbs.add_parser(name, help=about, epilog=line)
+        verb.set_defaults(run=run)
+        if example:
+            verb.add_argument("scenario", metavar="NAME_OR_TOML")
     _add_guess(verbs)
 
 
 def _add_guess(verbs: Any) -> None:
     parser = verbs.add_parser(
-        "guess", help="guess a scenario from a GPU's data sheet and a model's shape"
+        "guess",
+        help="guess a scenario from a GPU's data sheet and a model's shape",
+        epilog="example: rollout-sched scenario guess --gpu h100 --model qwen2.5-32b --tp 2",
     )
     option = parser.add_argument
     option("--gpu", metavar="NAME", help="such as h100; an unknown one lists all")
@@ -149,7 +152,7 @@ def _guess(options: argparse.Namespace) -> None:
             f"in a token: {model.chosen} of {model.experts} experts."
         )
     print(f"about = {json.dumps(about)}")
-    print('source = "rollout-sched scenarios guess: from data sheets; trainer at 40 % MFU"')
+    print('source = "rollout-sched scenario guess: from data sheets; trainer at 40 % MFU"')
     for name, table in tables.items():
         print(f"\n[{name}]")
         for key, value in table.items():

@@ -98,7 +98,7 @@ def test_a_scenario_of_a_server_is_written(
     for sequences, context in ((1, 64), (8, 4000)):
         step = (sequences, sequences, context, 0.0, 0)
         assert StepTime(found.cost).step(*step) > 0.5 * StepTime(COST).step(*step)
-    assert main(["scenarios", "check", str(out)]) == 0
+    assert main(["scenario", "check", str(out)]) == 0
 
 
 def test_drafts_of_a_server_are_added_to_its_scenario(

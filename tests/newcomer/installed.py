@@ -17,7 +17,7 @@ POLICIES = ("round_robin_sync", "tail_batching")
 #: A command line -> what it has to say.
 SAYS = {
     "--version": (version("rollout-sched"),),
-    "policies": POLICIES,
+    "policy list": POLICIES,
     f"replay lrm_math_open --policy {POLICIES[0]} --policy {POLICIES[1]}": POLICIES,
     f"demo --policy {POLICIES[0]} --speed 60": (POLICIES[0],),
 }

@@ -1,4 +1,4 @@
-"""`rollout-sched scenarios`: list, show, check, guess."""
+"""`rollout-sched scenario`: list, show, check, guess."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_the_list_needs_no_verb(capsys: Capture) -> None:
-    assert main(["scenarios"]) == 0
+    assert main(["scenario"]) == 0
     bare = capsys.readouterr().out
-    assert main(["scenarios", "list"]) == 0
+    assert main(["scenario", "list"]) == 0
     assert capsys.readouterr().out == bare
     assert "qwen7b-8xh100" in bare
 
 
 def test_a_shown_scenario_is_its_file(capsys: Capture) -> None:
-    assert main(["scenarios", "show", "tiny-cpu-2"]) == 0
+    assert main(["scenario", "show", "tiny-cpu-2"]) == 0
     shown = capsys.readouterr().out
     assert "step_s = 1.45e-3" in shown
     assert "# one instance: 621.3 tokens/s alone" in shown
 
 
 def test_a_shown_scenario_can_be_read(capsys: Capture, tmp_path: Path) -> None:
-    main(["scenarios", "show", "qwen7b-8xh100"])
+    main(["scenario", "show", "qwen7b-8xh100"])
     file = tmp_path / "again.toml"
     file.write_text(capsys.readouterr().out)
     assert load_scenario(str(file)).cost == load_scenario("qwen7b-8xh100").cost
-    assert main(["scenarios", "show", str(file)]) == 0
+    assert main(["scenario", "show", str(file)]) == 0
     assert "5.95e-3" in capsys.readouterr().out
 
 
 def test_a_valid_scenario_passes(capsys: Capture) -> None:
-    assert main(["scenarios", "check", "qwen7b-8xh100"]) == 0
+    assert main(["scenario", "check", "qwen7b-8xh100"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("qwen7b-8xh100: valid (8 instances, 520,000 tokens of KV")
     assert "4,533 with 64 at 4,096" in said
@@ -49,7 +49,7 @@ def test_a_valid_scenario_passes(capsys: Capture) -> None:
 def test_a_typo_is_reported(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[fleet]\ninstance = 2\n")
-    assert main(["scenarios", "check", str(file)]) == 2
+    assert main(["scenario", "check", str(file)]) == 2
     assert 'did you mean "instances"' in capsys.readouterr().err
 
 
@@ -72,17 +72,17 @@ def test_a_typo_is_reported(capsys: Capture, tmp_path: Path) -> None:
 def test_a_guess_is_valid_and_can_be_replayed(
     capsys: Capture, tmp_path: Path, arguments: list[str]
 ) -> None:
-    assert main(["scenarios", "guess", *arguments]) == 0
+    assert main(["scenario", "guess", *arguments]) == 0
     file, trace = tmp_path / "guess.toml", tmp_path / "trace.jsonl"
     file.write_text(capsys.readouterr().out)
-    assert main(["scenarios", "check", str(file)]) == 0
+    assert main(["scenario", "check", str(file)]) == 0
     samples = {f"p{n}": [SampleRecord(f"p{n}", 0, 50, (Turn(40 + n),))] for n in range(8)}
     write(Trace("small", samples), trace)
     assert main(["replay", str(trace), "--policy", "dplb", "--scenario", str(file)]) == 0
 
 
 def test_assumptions_are_printed(capsys: Capture) -> None:
-    main(["scenarios", "guess", "--gpu", "b200", "--params", "14e9", "--layers", "40"])
+    main(["scenario", "guess", "--gpu", "b200", "--params", "14e9", "--layers", "40"])
     said = capsys.readouterr().out
     assert "# Nothing was fitted for this GPU: it gets the efficiencies of h100." in said
     assert "# Assumed: a dense model, hidden 5376" in said
@@ -101,7 +101,7 @@ def test_assumptions_are_printed(capsys: Capture) -> None:
     ],
 )
 def test_an_impossible_guess_is_refused(capsys: Capture, arguments: list[str], says: str) -> None:
-    assert main(["scenarios", "guess", *arguments]) == 2
+    assert main(["scenario", "guess", *arguments]) == 2
     assert says in capsys.readouterr().err
 
 

@@ -53,7 +53,7 @@ def test_tune_writes_a_policy_and_its_evidence(
     head = out.read_text().splitlines()[0]
     assert head.startswith("# rollout-sched tune ")
     assert "--evaluations 50 --held-out-seeds 2 --seed 0 --out tuned.toml" in head
-    assert main(["check", str(out)]) == 0
+    assert main(["policy", "check", str(out)]) == 0
     assert (
         main(["replay", str(trace), "--scenario", SCENARIO, "--policy", str(out), "--steps", "2"])
         == 0
