@@ -243,6 +243,7 @@ class Service:
             options.admin_key_file,
             has_socket=options.admin_socket is not None,
         )
+        self._page_key = auth.page_key if is_loopback(options.host) else ""
         engines: set[str] = set()
         ours = make_client or _client_maker(options, engines, added=False)
         self._clients = [ours(NewInstance(checked_url(url))) for url in options.instances]
@@ -306,6 +307,8 @@ class Service:
         if self._endpoints is not None:
             await self._endpoints.open()
         self._waits = asyncio.create_task(self._wait_for_an_instance())
+        if self._page_key and self.options.log_format == "text":
+            self._say(f"watch it: {self.url}/#key={self._page_key}")
         self._say(f"listening on {self.url}")
 
     async def close(self) -> None:

@@ -55,6 +55,20 @@ def test_who_has_the_key_sees_the_run_move(
     assert not any(KEY in url for url in asked)
 
 
+def test_the_key_after_the_address_opens_it(browser: Browser, tmp_path: Path) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with live_world(tmp_path) as world:
+        page.goto(f"{world.url}/#key={KEY}")
+        expect(page.locator("#instances tbody tr")).to_have_count(2)
+        assert page.evaluate("location.hash") == "", "nor is it left in the history"
+        expect(page.locator("#step")).to_contain_text("groups are whole, 4 make a batch")
+    page.close()
+    assert not any(KEY in url for url in asked[1:])
+
+
 def test_who_is_cut_off_comes_back(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)

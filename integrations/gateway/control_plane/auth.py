@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -72,6 +73,8 @@ class AccessControl:
     told from a program. If only trainers have keys, the administrators' routes are closed except
     for the socket, because a trainer also is a program. Raises CallerError if two classes share a
     key.
+
+    page_key   while they are so open: admits a browser on this machine, too; "" otherwise
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class AccessControl:
         self._opening = {access: BearerKeys(self.opening(access)) for access in _FLAGS}
         self._is_open = not (has_socket or self._keys[Access.TRAINER] or self._keys[Access.ADMIN])
         self._has_socket = has_socket
+        self.page_key = secrets.token_urlsafe() if self._is_open else ""
+        self._page_key = BearerKeys([self.page_key] if self.page_key else [])
 
     @property
     def is_open(self) -> bool:
@@ -114,15 +119,23 @@ class AccessControl:
         """Why a request is refused, and the remedy; "" if it is admitted."""
         if by_socket or access is Access.OPEN:
             return ""
+        given = headers.get("Authorization", "").encode(errors="surrogateescape")
         if self.takes_keys(access):
-            given = headers.get("Authorization", "").encode(errors="surrogateescape")
-            return "" if self._opening[access].admit(given) else _NEEDED[access]
+            if self._opening[access].admit(given):
+                return ""
+            return (
+                f"the key that was sent is not known: {_NEEDED[access]}"
+                if given
+                else _NEEDED[access]
+            )
         if access is Access.CLIENT:
             return ""
         if self._has_socket:
             return "this is open only through the gateway's --admin-socket"
         if self.shuts_admins_out:
             return f"this is for administrators, and the gateway has no admin key; {_REMEDY}"
+        if self._page_key.known and is_loopback(peer) and self._page_key.admit(given):
+            return ""
         return _as_from_elsewhere(peer, headers)
 
 

@@ -47,6 +47,7 @@ from rollout_sched.integrations.sglang.protocol import GENERATE
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 
 UNADMITTED = "this gateway needs one of its API keys as a bearer token"
+UNKNOWN_KEY = f"the key that was sent is not known: {UNADMITTED}"
 
 #: The error texts for clients: when the gateway stops, and while it has had no instance for long.
 CLOSED = "the gateway is shutting down"
@@ -91,9 +92,10 @@ class DataPlane:
     def refusal(
         self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        if self.keys.admit(fields.get(b"authorization")):
+        given = fields.get(b"authorization")
+        if self.keys.admit(given):
             return None
-        return 401, [JSON], error_body(401, UNADMITTED)
+        return 401, [JSON], error_body(401, UNKNOWN_KEY if given else UNADMITTED)
 
     def handle(self, request: HttpRequest) -> None:
         self.calls.pacer.take(self._take_in, request, log_failure)

@@ -139,11 +139,12 @@ function asShare(part) {
   return part === null ? "-" : percent(part);
 }
 
-function stepLine({ step, prompts_per_step, trainer_waiting }) {
-  const trainer = trainer_waiting ? "the trainer waits" : "the trainer is busy";
+function stepLine({ step, prompts_per_step, trainer_waiting, batches }) {
+  const busy = batches ? "the trainer is busy" : "no trainer has asked for a batch";
+  const trainer = trainer_waiting ? "the trainer waits" : busy;
   return (
-    `step ${step.number}, for ${seconds(step.elapsed_s)}: ${step.complete + step.in_batch} of ` +
-    `${prompts_per_step} groups are whole, ${count(step.finished)} samples have ended; ${trainer}`
+    `step ${step.number}, for ${seconds(step.elapsed_s)}: ${step.complete + step.in_batch} ` +
+    `groups are whole, ${prompts_per_step} make a batch; ${count(step.finished)} samples have ended; ${trainer}`
   );
 }
 

@@ -1,11 +1,19 @@
-// Asks for the administrator's key. It stays in this tab (sessionStorage) and is sent in a header,
-// never in a URL.
+// Asks for the administrator's key, if the address has none after its #, a part that is sent to nobody. It
+// stays in this tab (sessionStorage) and is sent in a header, never in a URL.
 
 import { make } from "./dom.js";
 
 const PLACE = "rollout-sched-admin-key";
 
-export const knownKey = () => sessionStorage.getItem(PLACE);
+export function knownKey() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (given) {
+    sessionStorage.setItem(PLACE, given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem(PLACE);
+}
+
 export const forgetKey = () => sessionStorage.removeItem(PLACE);
 
 // `said`: why the last key was refused, or "".
@@ -31,7 +39,7 @@ export function signIn(page, said, enter) {
   }
   page.replaceChildren(
     make("h1", {}, "rollout_sched, live"),
-    make("p", {}, "This page needs a key from the gateway\u2019s --admin-key-file."),
+    make("p", {}, "This page needs a key from the gateway\u2019s --admin-key-file, or the one that it printed."),
     form,
     make("p", { id: "said", class: "error", role: "alert" }, said),
   );

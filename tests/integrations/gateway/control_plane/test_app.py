@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
-from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
+from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED, UNKNOWN_KEY
 from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
@@ -186,6 +186,8 @@ async def test_a_generation_without_a_key_is_refused_before_its_body_is_sent(tmp
         asked = {"model": "tiny", "prompt": "x", "max_tokens": 3}
         status, said = await house.ask("POST", "/v1/completions", asked)
         assert (status, said) == (401, _error(401, UNADMITTED))
+        status, said = await house.ask("POST", "/v1/completions", asked, Authorization="Bearer beta")
+        assert (status, said) == (401, _error(401, UNKNOWN_KEY))
 
 
 def _error(status: int, text: str) -> dict:

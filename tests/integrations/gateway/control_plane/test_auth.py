@@ -131,6 +131,26 @@ def test_requests_from_browsers_and_proxies_need_a_key(name: str) -> None:
     assert with_key.refusal(ADMIN, "9.9.9.9", {name: "x", **bearer("root")}) == ""
 
 
+def test_where_none_is_set_a_key_is_made_for_a_browser_on_this_machine() -> None:
+    auth = AccessControl()
+    browser = {"Host": "localhost", "Sec-Fetch-Site": "same-origin"}
+    mine = {**browser, **bearer(auth.page_key)}
+    assert auth.refusal(ADMIN, "127.0.0.1", mine) == ""
+    assert auth.refusal(ADMIN, "127.0.0.1", {**browser, **bearer("other")})
+    assert auth.refusal(ADMIN, "9.9.9.9", mine)
+    assert AccessControl().page_key != auth.page_key
+    assert AccessControl({ADMIN: ["root"]}).page_key == ""
+    assert AccessControl(has_socket=True).page_key == ""
+
+
+def test_a_wrong_key_is_told_from_a_missing_one() -> None:
+    auth = AccessControl({ADMIN: ["root"]})
+    missing = auth.refusal(ADMIN, "127.0.0.1", {"Host": "localhost"})
+    assert missing.startswith("this needs an administrator's key")
+    wrong = auth.refusal(ADMIN, "127.0.0.1", bearer("other"))
+    assert wrong == f"the key that was sent is not known: {missing}"
+
+
 def test_requests_from_local_programs_need_no_key() -> None:
     headers = {"Host": "localhost", "User-Agent": "x", "Accept": "*/*", "X-Request-Id": "7"}
     assert AccessControl().refusal(ADMIN, "127.0.0.1", headers) == ""
