@@ -75,7 +75,7 @@ def _staleness(policy: PolicyFile) -> str:
     return "no bound" if bound == math.inf else f"<= {bound}" if bound else "0"
 
 
-def _no_lengths(group: int, index: int) -> int:
+def _no_lengths(group: str, index: int) -> int:
     return 0
 
 
