@@ -186,7 +186,8 @@ async def test_a_generation_without_a_key_is_refused_before_its_body_is_sent(tmp
         asked = {"model": "tiny", "prompt": "x", "max_tokens": 3}
         status, said = await house.ask("POST", "/v1/completions", asked)
         assert (status, said) == (401, _error(401, UNADMITTED))
-        status, said = await house.ask("POST", "/v1/completions", asked, Authorization="Bearer beta")
+        wrong = {"Authorization": "Bearer beta"}
+        status, said = await house.ask("POST", "/v1/completions", asked, **wrong)
         assert (status, said) == (401, _error(401, UNKNOWN_KEY))
 
 
