@@ -56,6 +56,8 @@ def extensions():
             # A product and a sum are rounded one by one, as Python does: else a simulated instance
             # would take other times where the processor can do both at once.
             module.extra_compile_args.append("-ffp-contract=off")
+            # Only they call each other: without the linker's table, and inline.
+            module.extra_compile_args.append("-fvisibility=hidden")
         for path in C:
             name = f"rollout_sched.{path.replace('/', '.')}"
             modules.append(Extension(name, [f"rollout_sched/{path}.c"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -297,7 +297,7 @@ class Paused(msgspec.Struct):
 Outcome = Ended | Paused
 
 
-class SimGauges(NamedTuple):
+class SimGauges(msgspec.Struct, frozen=True, gc=False):
     """The gauges that an instance reports, as of the last call of `advance`.
 
     waiting   queued and preempted attempts. Those that take effect at the next boundary are not

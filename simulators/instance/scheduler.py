@@ -261,12 +261,10 @@ class DecodeBatch:
 
     def demand(self, step: int, steps: int) -> int:
         """Blocks that the next `steps` steps take."""
-        size, needs = self._size, self._needs
-        cycles, rest = divmod(steps, size)
-        start = step % size
-        blocks = cycles * self.count + sum(needs[start : start + rest])
-        if start + rest > size:
-            blocks += sum(needs[: start + rest - size])
+        size, needs, start = self._size, self._needs, step % self._size
+        blocks = steps // size * self.count
+        for offset in range(start, start + steps % size):
+            blocks += needs[offset % size]
         return blocks
 
     def steps_that_fit(self, step: int, steps: int, free: int) -> int:

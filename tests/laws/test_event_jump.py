@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -63,7 +64,10 @@ def run(
 
 
 def counters(instance: Simulated) -> dict[str, Any]:
-    return {**instance.gauges()._asdict(), "eviction": list(instance.eviction_order())}
+    return {
+        **msgspec.structs.asdict(instance.gauges()),
+        "eviction": list(instance.eviction_order()),
+    }
 
 
 def assert_same(one: Any, other: Any) -> None:
