@@ -37,10 +37,12 @@ class Throttle(Throttler):
 
     def take(self) -> bool:
         """Whether a call may be made now; if so, it is counted."""
-        self.flush()  # type: ignore[no-untyped-call]
-        if len(self._task_logs) >= self.rate_limit:
+        now, calls = time.monotonic(), self._task_logs
+        while calls and now - calls[0] > self.period:
+            calls.popleft()
+        if len(calls) >= self.rate_limit:
             return False
-        self._task_logs.append(time.monotonic())
+        calls.append(now)
         return True
 
 

@@ -51,12 +51,13 @@ def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
             f"request {event.request!r}: prompt_tokens and max_tokens must be at least 1, "
             f"not {event.prompt_tokens} and {event.max_tokens}"
         )
-    made = [segment.tokens for segment in event.prior_segments]
-    if any(tokens < 1 for tokens in made) or sum(made) > event.max_tokens:
-        raise CallerError(
-            f"request {event.request!r}: segments of {made} tokens are not a response of at most "
-            f"{event.max_tokens} tokens"
-        )
+    if event.prior_segments:
+        made = [segment.tokens for segment in event.prior_segments]
+        if min(made) < 1 or sum(made) > event.max_tokens:
+            raise CallerError(
+                f"request {event.request!r}: segments of {made} tokens are not a response of at "
+                f"most {event.max_tokens} tokens"
+            )
     needed = event.prompt_tokens + event.max_tokens
     largest = parts.state.fleet.contexts.largest
     if largest is not None and needed > largest:

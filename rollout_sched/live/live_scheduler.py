@@ -137,7 +137,9 @@ class RunRecords:
             else:
                 stored.rename_last(run.journal)
         if run.journal is not None:
-            self.journal = JournalRecorder(run.journal, header)
+            # A store gives each epoch a file of its own, whose name would clash with a full one's.
+            bound = run.journal_mb * 2**20 if run.store is None else 0
+            self.journal = JournalRecorder(run.journal, header, bound=bound or None)
 
     @property
     def run_id(self) -> str:

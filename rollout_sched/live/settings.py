@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Serial
+from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Serial, Size
 from rollout_sched.store import Durable
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -90,6 +90,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                       streaming, which is faster
     seed              of the random choices of policies
     journal           write every event to this file, which must not exist yet
+    journal_mb        without a store: megabytes after which the journal goes on in a new file, and
+                      the full one is compressed and replaces the full one before; 0: never
     store             keep the run in this folder across restarts of the process: a run in it is
                       continued, otherwise a new one begins
     length_history    learn the response lengths of named prompts, and keep them in this file from
@@ -101,5 +103,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream_every: Count = 0
     seed: Serial = 0
     journal: Path | None = None
+    journal_mb: Size = 0
     store: Path | None = None
     length_history: Path | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -33,9 +35,9 @@ class JournalRecorder:
     journal ends with a complete line, and `broken` and the log say why. Raises CallerError if the
     file exists, because it may be the only record of a crash.
 
-    `bound`: bytes after which the file is renamed to `<path>.1`, which replaces the one before, and
-    a new file begins; None: it grows without limit. Replay needs the first event, so it is possible
-    only until the second rename, with both files.
+    `bound`: bytes after which a new file begins and the full one is compressed to `<path>.1.gz`,
+    which replaces the one before; None: it grows without limit. Replay needs the first event, so it
+    is possible only until the second time, with both files.
     """
 
     def __init__(self, path: Path, header: JournalHeader, *, bound: int | None = None) -> None:
@@ -54,6 +56,8 @@ class JournalRecorder:
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(SYNC_S, self._write)
         self._writing: asyncio.Future[None] | None = None
+        self._full = False  # a full file has been renamed, and is not compressed yet
+        self._packing: asyncio.Future[None] | None = None
 
     def observe(self, now: float, event: Event, actions: list[Action]) -> None:
         if self.broken:
@@ -85,6 +89,8 @@ class JournalRecorder:
             return  # a thread still holds the file
         finally:
             self._timer.cancel()
+        if self._packing is not None:
+            await asyncio.wait({self._packing})
         try:
             self._file.close()
             if self._empty:
@@ -99,7 +105,8 @@ class JournalRecorder:
 
     def _append(self, lines: bytes) -> None:
         """Called in a thread."""
-        if self._bound is not None and self._size > self._bound:
+        if self._bound is not None and self._size > self._bound and not self._full:
+            self._full = True
             self._file.close()
             self.path.replace(earlier(self.path))
             self._file = LineFile(self.path, over=False)
@@ -115,6 +122,15 @@ class JournalRecorder:
             self._give_up(error)
         elif not self.broken:
             self._timer = self._loop.call_later(SYNC_S, self._look)
+        if self._full and self._packing is None:
+            self._packing = self._loop.run_in_executor(None, _compress, earlier(self.path))
+            self._packing.add_done_callback(self._packed)
+
+    def _packed(self, packing: asyncio.Future[None]) -> None:
+        self._full, self._packing = False, None
+        error = None if packing.cancelled() else packing.exception()
+        if error is not None:
+            log.error("%s stays as it is: compressing it failed: %s", earlier(self.path), error)
 
     def _look(self) -> None:
         if self._pending:
@@ -127,3 +143,12 @@ class JournalRecorder:
             self.broken = str(why) or type(why).__name__
             self._pending.clear()
             log.error("journal %s ends here: %s", self.path, self.broken)
+
+
+def _compress(path: Path) -> None:
+    """Replace a file by `<path>.gz`. Called in a thread, besides the one that writes."""
+    part = Path(f"{path}.gz.part")
+    with path.open("rb") as file, gzip.open(part, "wb", compresslevel=3) as packed:
+        shutil.copyfileobj(file, packed, 2**20)
+    part.replace(f"{path}.gz")
+    path.unlink()

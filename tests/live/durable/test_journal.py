@@ -194,15 +194,15 @@ def test_a_bounded_journal_goes_on_in_another_file(
 ) -> None:
     monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
     path = bounded(tmp_path / "journal", bound=12_000)
-    assert (tmp_path / "journal.1").stat().st_size > 12_000
+    full = gzip.decompress((tmp_path / "journal.1.gz").read_bytes())
+    assert len(full) > 12_000
     header, entries = journal.read(path)
     assert header == HEADER
     assert [entry.now for entry in entries] == [float(number) for number in range(200)]
-    for part in ("journal", "journal.1"):
-        (tmp_path / f"{part}.gz").write_bytes(gzip.compress((tmp_path / part).read_bytes()))
-    (tmp_path / "journal.1").unlink()
-    for compressed in (path, tmp_path / "journal.gz"):
-        assert len(list(journal.read(compressed)[1])) == 200
+    (tmp_path / "journal.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert len(list(journal.read(tmp_path / "journal.gz")[1])) == 200
+    (tmp_path / "journal.1").write_bytes(full)  # as while it is compressed
+    assert len(list(journal.read(path)[1])) == 200
 
 
 def test_bounded_journal_keeps_two_files_and_marks_a_late_start(
@@ -212,6 +212,16 @@ def test_bounded_journal_keeps_two_files_and_marks_a_late_start(
     path = bounded(tmp_path / "journal", bound=1000)
     assert sum(part.stat().st_size for part in tmp_path.iterdir()) < 4000
     header, entries = journal.read(path)
-    assert header.part == journal.read(tmp_path / "journal.1")[0].part > 0
+    assert header.part == journal.read(tmp_path / "journal.1.gz")[0].part > 0
     times = [entry.now for entry in entries]
     assert times == [float(number) for number in range(200 - len(times), 200)]
+
+
+def test_a_full_file_that_cannot_be_compressed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
+    (tmp_path / "journal.1.gz.part").mkdir()  # in the way
+    path = bounded(tmp_path / "journal", bound=12_000)
+    assert "compressing it failed" in caplog.text
+    assert len(list(journal.read(path)[1])) == 200
