@@ -37,7 +37,7 @@ class Paced(Freshness, msgspec.Struct, frozen=True):
     """
 
     staleness_threshold: Annotated[float, msgspec.Meta(ge=0, le=MAX_SIZE)] = 0.1
-    trigger_parameter_sync_step: Annotated[int, msgspec.Meta(ge=1)] = 4
+    trigger_parameter_sync_step: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def room(self, progress: Progress) -> int:
         size = progress.prompts_per_step

@@ -7,7 +7,7 @@ import sys
 
 
 def test_package_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "rollout_sched", "policies"]
+    command = [sys.executable, "-m", "rollout_sched", "policy", "list"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "tail_batching" in said
 

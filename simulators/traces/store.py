@@ -241,8 +241,9 @@ def _gathered(
             gatherer.left_out += 1
             continue
         gatherer.add(sample, place)
-        if sample.tool_s >= UNIX_S:
-            raise _of_two_clocks(f"{sample.tool_s:g} s between turns of a sample", place)
+        longest = max([turn.tool_s for turn in sample.turns])
+        if longest >= UNIX_S:
+            raise _of_two_clocks(f"{longest:g} s between turns of a sample", place)
         if sample.arrival_s > latest:
             latest, last = sample.arrival_s, place
     groups = gatherer.groups()

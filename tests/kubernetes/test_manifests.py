@@ -163,7 +163,7 @@ def test_the_store_outlives_the_pod() -> None:
 
 
 def test_the_policy_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(FOLDER / "fleet/policy.toml")]) == 0
+    assert main(["policy", "check", str(FOLDER / "fleet/policy.toml")]) == 0
     assert "valid" in capsys.readouterr().out
 
 
