@@ -56,7 +56,7 @@ def extensions():
             # A product and a sum are rounded one by one, as Python does: else a simulated instance
             # would take other times where the processor can do both at once.
             module.extra_compile_args.append("-ffp-contract=off")
-            # Only they call each other: without the linker's table, and inline.
+            # Calls between these functions need no table of the dynamic linker, and may be inlined.
             module.extra_compile_args.append("-fvisibility=hidden")
         for path in C:
             name = f"rollout_sched.{path.replace('/', '.')}"

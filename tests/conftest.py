@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import virtual_net
+from tests import virtual_loop, virtual_net
 
 #: Seconds that a coroutine test in real time may take.
 LIMIT_S = 300.0
@@ -31,6 +31,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_time(limit_s): a coroutine test with a real clock")
     config.pluginmanager.register(_Collector())
+
+
+@pytest.fixture
+def files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time nobody waits for a disk, or for a thread."""
+
+    def run_in_executor(loop: Any, executor: Any, call: Any, *arguments: Any) -> Any:
+        done = loop.create_future()
+        done.set_result(call(*arguments))
+        return done
+
+    monkeypatch.setattr(virtual_loop.VirtualLoop, "run_in_executor", run_in_executor)
 
 
 class _Collector:

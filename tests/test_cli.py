@@ -500,11 +500,12 @@ class TestCheck:
         self, cli: Cli, tmp_path: Path
     ) -> None:
         path = tmp_path / "mine.toml"
-        path.write_text('[freshness]\nuse = "paced"\n[weights]\nevery = 2\n')
+        freshness = '[freshness]\nuse = "paced"\ntrigger_parameter_sync_step = 4\n'
+        path.write_text(freshness + "[weights]\nevery = 2\n")
         code, out, err = cli("policy", "check", path)
         assert (code, out) == (2, "")
         assert "mine: weights.every: 2, but freshness counts from updates every 4 versions" in err
-        path.write_text(path.read_text().replace("2", "4"))
+        path.write_text(freshness + "[weights]\nevery = 4\n")
         assert cli("policy", "check", path)[0] == 0
 
     def test_a_file_with_a_typo(self, cli: Cli, bad_policy: Path) -> None:

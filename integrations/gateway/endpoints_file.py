@@ -53,9 +53,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     labels: Any = None
 
     @property
-    def label_values(self) -> list[str]:
+    def named_labels(self) -> dict[str, str]:
+        """Empty if they are not a mapping."""
         labels = self.labels if isinstance(self.labels, dict) else {}
-        return [str(value) for value in labels.values()]
+        return {str(name): str(value) for name, value in labels.items()}
 
     @property
     def url(self) -> str:

@@ -355,8 +355,8 @@ class Service:
         read_endpoints(path)  # report errors in the file before anything is created
 
         async def add(endpoint: Endpoint) -> None:
-            labels = {value: value for value in endpoint.label_values}
-            await self._take_in(make_client(NewInstance(checked_url(endpoint.url), labels=labels)))
+            new = NewInstance(checked_url(endpoint.url), labels=endpoint.named_labels)
+            await self._take_in(make_client(new))
 
         async def remove(url: str) -> None:
             await self.live.driver.remove_instance(url, drain=True)

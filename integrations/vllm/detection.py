@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -121,10 +121,10 @@ async def detect(
         capabilities.add("weight_info")
     paused = await _is_paused(calls, notes) if "pause" in capabilities else None
     status, config = await _config(control)
-    told = config("model_config")
+    model_config = _section(config, "model_config")
     kv_dtype = metrics_text.cache_labels(text).get("cache_dtype")
     description = Description(
-        slots=slots or _slots(config("scheduler_config"), status) * cache.engines,
+        slots=slots or _slots(config, status) * cache.engines,
         kv_tokens=cache.kv_tokens,
         max_model_len=max_model_len,
         version=version,
@@ -133,7 +133,9 @@ async def detect(
         capabilities=frozenset(capabilities),
         models=tuple(model.id for model in models) if len(models) > 1 else (),
         paused=paused,
-        precision=endpoints.precision(told.get("quantization"), told.get("dtype"), kv_dtype),
+        precision=endpoints.precision(
+            model_config.get("quantization"), model_config.get("dtype"), kv_dtype
+        ),
     )
     return Findings(description, dialect, abort_path, tuple(notes), calls)
 
@@ -232,25 +234,23 @@ async def _metrics(control: ServerControl) -> bytes:
     return answer.body
 
 
-async def _config(control: ServerControl) -> tuple[int, Callable[[str], dict[str, Any]]]:
-    """The status of /server_info, which vLLM answers in development mode only, and its sections by
-    name; a section that it does not have is empty."""
+async def _config(control: ServerControl) -> tuple[int, dict[str, Any]]:
+    """The status of /server_info, which vLLM answers in development mode only, and the
+    configuration in it."""
     path = endpoints.SERVER_INFO
     answer = await control.get(path)
-    told: dict[str, Any] = {}
-    if answer.status == 200:
-        told = decoded(path, answer.body, dict[str, Any])
-
-    def section(name: str) -> dict[str, Any]:
-        config = told.get("vllm_config")
-        found = config.get(name) if isinstance(config, dict) else None
-        return found if isinstance(found, dict) else {}
-
-    return answer.status, section
+    told = decoded(path, answer.body, dict[str, Any]) if answer.status == 200 else {}
+    return answer.status, _section(told, "vllm_config")
 
 
-def _slots(scheduler_config: Mapping[str, Any], status: int) -> int:
-    told = scheduler_config.get("max_num_seqs")
+def _section(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Empty if it is not there."""
+    found = told.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _slots(config: Mapping[str, Any], status: int) -> int:
+    told = _section(config, "scheduler_config").get("max_num_seqs")
     if isinstance(told, int) and 0 < told <= MAX_SLOTS:
         return told
     raise InstanceError(

@@ -21,6 +21,8 @@ from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from tests import virtual_loop
 from tests.calibration.virtual import LIMITS, SPEC
 
+pytestmark = pytest.mark.usefixtures("files_are_written_at_once")
+
 #: So that "tight" preempts.
 TIGHT = msgspec.structs.replace(SPEC, kv_blocks=320, max_num_seqs=prediction.SLOTS)
 RELOAD_S = 0.05
@@ -43,18 +45,6 @@ class Lengths:
 
 async def load(client: InstanceClient, version: int) -> None:
     await asyncio.sleep(RELOAD_S)
-
-
-@pytest.fixture(autouse=True)
-def _files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In virtual time nobody waits for a disk, or for a thread."""
-
-    def run_in_executor(loop: Any, executor: Any, call: Any, *arguments: Any) -> Any:
-        done = loop.create_future()
-        done.set_result(call(*arguments))
-        return done
-
-    monkeypatch.setattr(virtual_loop.VirtualLoop, "run_in_executor", run_in_executor)
 
 
 def lived_through(

@@ -27,6 +27,8 @@ from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
 from tests import virtual_loop
 
+pytestmark = pytest.mark.usefixtures("files_are_written_at_once")
+
 BASE = load_scenario("qwen7b-8xh100-disaggregated")
 PROMPTS_PER_STEP, SAMPLES, STEPS, CAP = 8, 8, 6, 20_000
 TRAIN_S, WEIGHTS_S = 8.0, 3.0
@@ -89,18 +91,6 @@ def predicted(record: Path, policy: str, seed: int = 0) -> float:
     again = record.with_name(f"{record.name}-{policy}-{seed}")
     run_policy(load_policy(policy), trace, scenario, seed=seed, journal_path=again)
     return run_times([Recording(again)]).total_s
-
-
-@pytest.fixture(autouse=True)
-def _files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In virtual time nobody waits for a disk, or for a thread."""
-
-    def run_in_executor(loop: Any, executor: Any, call: Any, *arguments: Any) -> Any:
-        done = loop.create_future()
-        done.set_result(call(*arguments))
-        return done
-
-    monkeypatch.setattr(virtual_loop.VirtualLoop, "run_in_executor", run_in_executor)
 
 
 @pytest.mark.parametrize("policy", ["round_robin_sync", "one_step_off", "areal", "tail_batching"])

@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 class WholeReply(Reply, Protocol):
     """Where the joined answer goes."""
 
-    @property
-    def aborted(self) -> bool: ...
-
     def withdraw(self) -> None:
         """Withdraw the requests that are still open."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollout_sched.core.model.model import Attempt, Group, Request
 from rollout_sched.core.model.records import ONE_IN
@@ -160,8 +160,8 @@ class Flow:
 
     served     tokens that it got, divided by its share
     in_flight  its attempts on instances
-    promised   tokens that these may make
-    expected   tokens that these, and those that yield, are expected to make
+    promised   of a client: tokens that these may make
+    expected   of a client: tokens that these, and those that yield, are expected to make
     ended      how many have ended by themselves
     size       tokens of one of them, context and response, as the last that ended were; as is
                expected before one has
@@ -193,12 +193,15 @@ class Flow:
         return bool(self.queue.size or self.in_flight)
 
 
-class Part(NamedTuple):
+class Part:
     """What a client may take from others: up to so many `slots`, and while its claim is below that
     of the one that holds most, `ahead`."""
 
-    slots: int
-    ahead: float
+    __slots__ = ("ahead", "slots")
+
+    def __init__(self, slots: int, ahead: float) -> None:
+        self.slots = slots
+        self.ahead = ahead
 
 
 class Shares:
@@ -266,10 +269,10 @@ class Shares:
         """It is charged with its context and the response that is expected. A client's is charged
         with its prompt once, however often it yields."""
         client, tokens = attempt.request.client, attempt.context_tokens + attempt.expected_tokens
-        again = client and attempt.request.last_attempt
-        self.charge(client, attempt.expected_tokens if again else tokens)
+        if not client or not attempt.request.last_attempt:
+            self.charge(client, attempt.context_tokens)
+        self.expect(client, attempt.expected_tokens)
         flow = self._count(attempt, 1)
-        flow.expected += attempt.expected_tokens
         if not flow.ended:
             flow.size = max(flow.size, float(tokens))
 
@@ -295,15 +298,16 @@ class Shares:
     def _count(self, attempt: Attempt, more: int) -> Flow:
         flow = self.flow(attempt.request.client)
         flow.in_flight += more
-        flow.promised += more * attempt.max_new_tokens
-        if attempt.request.client:
+        if flow is not self.trainer:
+            flow.promised += more * attempt.max_new_tokens
             self._together.in_flight += more
         return flow
 
     def expect(self, client: str, tokens: int) -> None:
         """So many more tokens are expected of an attempt; less than 0: fewer."""
         self.charge(client, tokens)
-        self.flow(client).expected += tokens
+        if client:
+            self.flow(client).expected += tokens
 
     def charge(self, client: str, tokens: int) -> None:
         """So many more tokens; less than 0: fewer than were expected."""
