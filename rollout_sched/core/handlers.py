@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rollout_sched.core.decide.order import Decider
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Release
@@ -22,7 +24,7 @@ from rollout_sched.core.work.parts import Parts
 
 #: The scheduler gives up a request that others have stopped this often. A trainer that updates the
 #: weights around us may stop a long request once in each of its steps.
-MAX_EXTERNAL_ABORTS = 60
+MAX_EXTERNAL_ABORTS: Final = 60
 
 
 class TrainerEvents:
@@ -356,7 +358,7 @@ class AttemptEvents:
         return request
 
     def interrupted(self, event: ev.RequestInterrupted, now: float) -> None:
-        attempt = self._close(event, now)
+        attempt = self._close(event, now, cut=True)
         if attempt is None:
             return
         request = attempt.request
@@ -429,7 +431,7 @@ class AttemptEvents:
         """Once, and only on an instance where it has not failed; after more failures it waits."""
         return request.failures == 1 and len(self._state.fleet.instances) > len(request.failed_on)
 
-    def _close(self, event: ev.Answered, now: float) -> Attempt | None:
+    def _close(self, event: ev.Answered, now: float, *, cut: bool = False) -> Attempt | None:
         """Free the slot and keep the tokens; None if the answer is no longer wanted."""
         attempt = self._ledger.find(event)
         if attempt is None:
@@ -450,7 +452,7 @@ class AttemptEvents:
                 attempt.request, self._state.fleet.instances
             ):
                 self._rest(at_fault, now)
-        if isinstance(event, ev.RequestInterrupted):
+        if cut:
             self._ledger.record_cut(attempt, event.spans)
         else:
             self._ledger.record(attempt, event.spans)

@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, web, web_app
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
@@ -191,6 +191,7 @@ async def _call(path: str, kind: str, body: bytes) -> None:
         live.driver.pump.scheduler.check_invariants()
     finally:
         await live.close()
+        web_app._cached_build_middleware.cache_clear()  # aiohttp's cache keeps 1,024 applications
 
 
 async def _answered(app: web.Application, path: str, kind: str, body: bytes) -> Any:

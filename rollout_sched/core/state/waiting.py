@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from rollout_sched.core.model.model import Attempt, Group, Request
 from rollout_sched.core.model.records import ONE_IN
@@ -141,17 +141,17 @@ class WaitingQueue:
 # come to one that was alone.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
-TRAINER_SHARE = 31 / 32
+TRAINER_SHARE: Final = 0.96875  # 31 of 32
 
 #: Seconds for which a client counts as being beside others after it was seen to be.
-BESIDE_S = 60.0
+BESIDE_S: Final = 60.0
 
 #: Seconds for which the trainer counts as busy after its last request: a batch that follows at once
 #: does not find all slots taken.
-LINGER_S = 1.0
+LINGER_S: Final = 1.0
 
 #: Most clients with a queue of their own at one time; those that come after them share one.
-MOST_CLIENTS = 256
+MOST_CLIENTS: Final = 256
 THE_REST = "clients without a queue of their own"
 
 
@@ -286,7 +286,7 @@ class Shares:
         client = attempt.request.client
         self.expect(client, -attempt.expected_tokens)
         self.charge(client, attempt.tokens)
-        if attempt.id in self.yielding:
+        if self.yielding and attempt.id in self.yielding:
             self.yielding.remove(attempt.id)
             return
         flow = self._count(attempt, -1)
@@ -433,6 +433,7 @@ class FairQueue:
     def __init__(self, shares: Shares) -> None:
         self.size = 0
         self._shares = shares
+        self._stopped: list[Flow] = []  # those with requests set aside or held
 
     def __len__(self) -> int:
         return self.size
@@ -481,11 +482,15 @@ class FairQueue:
 
     def hold(self, request: Request) -> None:
         """It is first and cannot go: nor can those behind it, until `recall`."""
-        self._shares.flow(request.client).held = True
+        flow = self._shares.flow(request.client)
+        flow.held = True
+        self._stopped.append(flow)
 
     def set_aside(self, request: Request) -> None:
         """Skip a waiting request until `recall`."""
-        self._shares.flow(request.client).queue.set_aside(request)
+        flow = self._shares.flow(request.client)
+        flow.queue.set_aside(request)
+        self._stopped.append(flow)
 
     @property
     def aside(self) -> list[Request]:
@@ -493,9 +498,10 @@ class FairQueue:
 
     def recall(self) -> None:
         """Requests that were set aside or held wait in their places again."""
-        for flow in self._shares.flows():
+        for flow in self._stopped:
             flow.held = False
             flow.queue.recall()
+        self._stopped.clear()
 
     def add(self, request: Request, key: Any) -> None:
         flow = self._shares.flow(request.client)
