@@ -1,8 +1,8 @@
 """`rollout-sched top`: the live state of a gateway in a terminal.
 
-It draws the document that the live page draws, and computes nothing that the gateway has not. A
-gateway that does not answer is asked again, with the last known state on the screen; one that
-refuses the key ends the command.
+It draws the document that the live page draws, and the same six figures first; a rate is between
+two of its looks. A gateway that does not answer is asked again, with the last known state on the
+screen; one that refuses the key ends the command.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from http.client import HTTPException, HTTPResponse
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -59,6 +61,7 @@ class InstanceLine(msgspec.Struct, frozen=True):
     slots: Count
     waiting: Count | None
     kv_usage: float | None
+    generated_tokens: Serial | None
     held: bool = False
     leaving: bool = False
 
@@ -75,13 +78,14 @@ class PresentStep(msgspec.Struct, frozen=True):
 
 
 class PastStep(msgspec.Struct, frozen=True):
-    """A past step; fields as in `metrics.steps.Step`."""
+    """A past step; fields as in `metrics.Step`. The times are None if it was seen in part."""
 
     version: Serial
+    end_s: float
     rollout_s: float
-    t50_s: float
-    t90_s: float
-    t99_s: float
+    t50_s: float | None
+    t90_s: float | None
+    t99_s: float | None
     trainer_wait_s: float
     samples: Count
     tokens: Serial
@@ -99,7 +103,7 @@ class Change(msgspec.Struct, frozen=True):
 
 class Document(msgspec.Struct, frozen=True):
     """`now`: seconds on the scheduler's clock; `watched_s`: seconds since which staleness, waste
-    and changes have been gathered."""
+    and changes have been gathered; `instance_s`: instance-seconds by state."""
 
     schema: Literal["rollout-sched-live/1"]
     now: float
@@ -116,6 +120,7 @@ class Document(msgspec.Struct, frozen=True):
     trainer_waiting: bool
     waits_for: WaitsFor
     instances: list[InstanceLine]
+    instance_s: dict[str, float]
     step: PresentStep
     steps: list[PastStep]
     staleness: dict[str, Serial]
@@ -133,9 +138,13 @@ BAR = 8
 _STYLES = {"serving": "green", "away": "red", "warning": "yellow", "error": "red"}
 
 
-def screen(document: Document, url: str, limit: int, away: str = "") -> Group:
-    """`most`: how many instances are shown; `away`: why the gateway does not answer now."""
+def screen(
+    document: Document, url: str, limit: int, away: str = "", trend: Trend | None = None
+) -> Group:
+    """`limit`: how many instances are shown; `away`: why the gateway does not answer now; `trend`:
+    of the documents so far."""
     parts: list[RenderableType] = [_head(document, url)]
+    parts.append(_headline(document, trend or Trend([document])))
     if away:
         parts.append(Text(f"no answer: {away}. Below is the last known state.", "bold red"))
     if document.broken:
@@ -154,8 +163,121 @@ def _head(document: Document, url: str) -> Text:
         versions += f", oldest instance has {document.fleet_version}"
     style = "bold green" if document.healthy else "bold red"
     return Text.assemble(
-        (url, "bold"), "  ", (state, style), f"  policy {document.policy}, {versions}"
+        ("rollout_sched", "bold"),
+        f" at {url}  ",
+        (state, style),
+        f"\npolicy {document.policy}, {versions}",
     )
+
+
+#: Seconds over which a rate is taken: instances are polled each second.
+RATE_S = 10.0
+
+#: How many looks a trend keeps.
+KEPT = 300
+
+
+class _Level(NamedTuple):
+    """Counters at a moment (tokens, instance-seconds), and the figures that come of them."""
+
+    at: float
+    made: int
+    idle_s: float
+    fleet_s: float
+    open: int
+    tokens_per_s: float | None = None
+    idle: float | None = None
+
+
+class Trend:
+    """What changes from look to look, as the live page's `live_series.js` has it."""
+
+    def __init__(self, documents: Iterable[Document] = ()) -> None:
+        self.levels: deque[_Level] = deque(maxlen=KEPT)
+        self._counted: dict[str, int] = {}
+        self._made = 0
+        for document in documents:
+            self.take(document)
+
+    def take(self, document: Document) -> None:
+        if self.levels and document.now < self.levels[-1].at:
+            self.levels.clear()  # the gateway was restarted
+        now = self._level(document)
+        earlier = [level for level in self.levels if level.at <= now.at - RATE_S]
+        before = earlier[-1] if earlier else self.levels[0] if self.levels else now
+        if now.at > before.at:
+            now = now._replace(tokens_per_s=(now.made - before.made) / (now.at - before.at))
+        if now.fleet_s > before.fleet_s:
+            idle_s, fleet_s = now.idle_s - before.idle_s, now.fleet_s - before.fleet_s
+            now = now._replace(idle=idle_s / fleet_s)
+        self.levels.append(now)
+
+    def _level(self, document: Document) -> _Level:
+        for one in document.instances:
+            if one.generated_tokens is not None:
+                before = self._counted.get(one.url, one.generated_tokens)
+                since_start = one.generated_tokens < before  # it was restarted
+                self._made += one.generated_tokens - (0 if since_start else before)
+                self._counted[one.url] = one.generated_tokens
+        fleet_s = sum(document.instance_s.values())
+        idle_s = fleet_s - document.instance_s.get("busy", 0.0)
+        step = document.step
+        left = max(0, document.prompts_per_step - step.in_batch - step.complete)
+        return _Level(document.now, self._made, idle_s, fleet_s, left)
+
+
+_Figure = tuple[str, str, Sequence[float | None]]
+
+
+def _headline(document: Document, trend: Trend) -> Table:
+    """A row of figures, each above its last minutes or steps as a line."""
+    levels, steps = trend.levels, document.steps
+    now = levels[-1]
+    waits = [
+        min(1.0, step.trainer_wait_s / max(1e-9, step.end_s - before.end_s))
+        for before, step in pairwise(steps)
+    ]
+    speed = "-" if now.tokens_per_s is None else _count(round(now.tokens_per_s))
+    begun = bool(steps or any(document.groups.values()))
+    tail = f"{now.open:,}/{document.prompts_per_step:,}" if begun else "-"
+    figures: list[_Figure] = [
+        ("tokens/s", speed, [level.tokens_per_s for level in levels]),
+        ("idle", _share(now.idle), [level.idle for level in levels]),
+        ("groups open", tail, [level.open for level in levels]),
+        ("staleness", _stale(steps), [step.max_staleness for step in steps]),
+        ("trainer wait", _share(waits[-1] if waits else None), waits),
+        ("inst-h idle", f"{now.idle_s / 3600:,.2f}", [x.idle_s - levels[0].idle_s for x in levels]),
+    ]
+    table = Table.grid(padding=(0, 1), expand=True)
+    for _ in figures:
+        table.add_column(no_wrap=True, ratio=1)
+    table.add_row(*(Text(label, "dim") for label, _, _ in figures))
+    table.add_row(*(Text(value, "bold") for _, value, _ in figures))
+    table.add_row(*(Text(_line(values), "blue") for _, _, values in figures))
+    return table
+
+
+def _share(part: float | None) -> str:
+    return "-" if part is None else f"{part:.0%}"
+
+
+def _stale(steps: Sequence[PastStep]) -> str:
+    return str(steps[-1].max_staleness) if steps else "-"
+
+
+#: Width of a line in characters, and its levels.
+LINE = 11
+_BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+
+
+def _line(values: Sequence[float | None]) -> str:
+    """At most LINE blocks, each for the largest of its part of the values, in relation to all."""
+    known = [value for value in values if value is not None]
+    most = max(known, default=0.0)
+    parts = min(LINE, len(known)) if len(known) > 1 else 0
+    cuts = [len(known) * part // parts for part in range(parts + 1)] if parts else []
+    tops = [max(known[low:high]) for low, high in pairwise(cuts)]
+    return "".join(_BLOCKS[round(7 * top / most) if most > 0 else 0] for top in tops)
 
 
 def _queue(document: Document) -> Text:
@@ -287,7 +409,9 @@ def _ago(seconds: float) -> str:
     return f"{seconds:3.0f} s ago" if seconds < 600 else f"{seconds / 60:,.0f} min ago"
 
 
-def _seconds(seconds: float) -> str:
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     return f"{seconds:.1f}" if seconds < 1000 else f"{seconds:,.0f}"
 
 
@@ -374,7 +498,7 @@ def _body(answer: HTTPResponse) -> bytes:
 
 
 #: Approximate number of lines of a screen that are not instances.
-REST = 24
+REST = 28
 
 #: Fewest instances that are shown, however small the terminal is.
 LEAST = 5
@@ -383,7 +507,9 @@ LEAST = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"Uses the administrator's key in the environment variable {KEY}, if set."
     parser.add_argument("url", metavar="URL", help="URL of the gateway")
-    parser.add_argument("--once", action="store_true", help="print one screen and exit")
+    parser.add_argument(
+        "--once", action="store_true", help="print one screen after two looks, and exit"
+    )
     parser.add_argument(
         "--every", type=float, default=1.0, metavar="SECONDS", help="interval; default: %(default)g"
     )
@@ -394,8 +520,11 @@ def run(options: argparse.Namespace) -> None:
     """Raises CallerError if the gateway refuses the request, Away if `--once` gets no answer."""
     source, console = GatewaySource(options.url, os.environ.get(KEY, "")), terminal.console()
     if options.once:
-        document = source.ask()
-        console.print(screen(document, source.url, limit=len(document.instances)))
+        documents = [source.ask()]
+        time.sleep(options.every)
+        documents.append(source.ask())
+        limit = len(documents[-1].instances)
+        console.print(screen(documents[-1], source.url, limit, trend=Trend(documents)))
         return
     watch(source, console, options.every)
 
@@ -418,14 +547,17 @@ class Watched:
     def __init__(self, source: GatewaySource) -> None:
         self._source = source
         self._last: Document | None = None
+        self._trend = Trend()
 
     def look(self, height: int) -> RenderableType:
         """The screen, for a terminal of `height` lines. Raises CallerError."""
         away = ""
         try:
             self._last = self._source.ask()
+            self._trend.take(self._last)
         except Away as error:
             away = str(error)
         if self._last is None:
             return Text(f"{self._source.url}: no answer yet: {away}", "bold red")
-        return screen(self._last, self._source.url, max(LEAST, height - REST), away)
+        limit = max(LEAST, height - REST)
+        return screen(self._last, self._source.url, limit, away, self._trend)

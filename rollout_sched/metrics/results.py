@@ -16,6 +16,8 @@ class Step(msgspec.Struct):
     first moment in flight until that share of the batch is finished; `span_s` is from the first
     dispatch of any of the batch's groups, which may be in an earlier step, to its delivery.
     `tokens` are to be trained; `masked_tokens` were delivered with them and are not trained.
+    `partial`: some samples ended before the run was observed (it was restored), and count as ended
+    with the delivery, so the three times say little.
     """
 
     version: int
@@ -37,6 +39,7 @@ class Step(msgspec.Struct):
     capacity_s: float = 0.0
     idle_s: dict[str, float] = msgspec.field(default_factory=dict)
     vacant_s: dict[str, float] = msgspec.field(default_factory=dict)
+    partial: bool = False
 
     @property
     def idle_bubble(self) -> float:

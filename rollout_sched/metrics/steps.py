@@ -11,6 +11,7 @@ from rollout_sched.core.model.events import (
     BatchRequested,
     RequestFinished,
     RequestInterrupted,
+    TrajectoryEnded,
     TurnFinished,
 )
 from rollout_sched.metrics.attempts import AttemptIndex
@@ -95,6 +96,7 @@ class Steps:
             RequestFinished: self._finished,
             RequestInterrupted: self._answered,
             TurnFinished: self._answered,
+            TrajectoryEnded: self._ended,
             BatchRequested: self._requested,
             Dispatch: self._dispatched,
             Discard: self._discarded,
@@ -110,6 +112,9 @@ class Steps:
 
     def _finished(self, now: float, event: RequestFinished) -> None:
         self._answered(now, event)
+        self._finished_at[event.request] = now
+
+    def _ended(self, now: float, event: TrajectoryEnded) -> None:
         self._finished_at[event.request] = now
 
     def _requested(self, now: float, event: BatchRequested) -> None:
@@ -156,8 +161,9 @@ class Steps:
     def _note_times(self, now: float, action: Deliver) -> None:
         began = now if self._began is None else self._began
         pop = self._finished_at.pop
-        times = [pop(sample.request, now) - began for sample in action.samples]
-        self._finished_s += [max(0.0, seconds) for seconds in times]
+        ends = [pop(sample.request, None) for sample in action.samples]
+        self.current.partial |= None in ends
+        self._finished_s += [max(0.0, (now if end is None else end) - began) for end in ends]
         groups = dict.fromkeys(sample.group for sample in action.samples)
         first = self.launches.deliver(groups, len(self.delivered), now)
         if self._launched_at is None or first < self._launched_at:

@@ -186,17 +186,19 @@ class ChangeLog:
 STEPS = 20
 
 #: The fields of a step that are reported as they are.
+_TAIL = ("t50_s", "t90_s", "t99_s")
 _REPORTED = (
-    *("version", "end_s", "span_s", "rollout_s", "t50_s", "t90_s", "t99_s", "trainer_wait_s"),
+    *("version", "end_s", "span_s", "rollout_s", "trainer_wait_s"),
     *("samples", "tokens", "discarded_tokens", "max_staleness", "idle_bubble"),
 )
 
 
 def last_steps(delivered: Sequence[Step]) -> list[dict[str, Any]]:
-    """The last delivered steps, as the page draws them."""
+    """The last delivered steps, as the page draws them; a step seen in part has no tail."""
     return [
         {
             **{name: getattr(step, name) for name in _REPORTED},
+            **{name: None if step.partial else getattr(step, name) for name in _TAIL},
             "idle_by_cause": _shares(step.idle_s, step.capacity_s),
         }
         for step in delivered[-STEPS:]

@@ -44,6 +44,23 @@ class TestTimes:
         assert (step.start_s, step.end_s, step.rollout_s, step.span_s) == (0.0, 12.0, 10.0, 10.0)
         assert (step.samples, step.tokens, step.generated_tokens) == (10, 70, 70)
 
+    def test_a_trajectory_ends_when_its_tool_says_so(self) -> None:
+        tape = Tape("i")
+        tape.start(2, ("a/0", "i"))
+        tape.at(4, ev.TurnFinished("a/0", 1, 7))
+        tape.at(6, ev.TrajectoryEnded("a/0", 1))
+        tape.at(20, ev.BatchRequested(), deliver(sample("a/0", tokens=7)))
+        step = tape.metrics.steps[0]
+        assert (step.t50_s, step.t99_s, step.partial) == (4.0, 4.0, False)
+
+    def test_a_sample_that_ended_before_the_run_was_seen_makes_its_step_partial(self) -> None:
+        tape = Tape("i")
+        tape.start(2, ("a/0", "i"))
+        tape.finish(4, "a/0", 1, 7, deliver(sample("a/0"), sample("a/1")))
+        tape.start(5, ("b/0", "i"))
+        tape.finish(7, "b/0", 2, 7, deliver(sample("b/0"), version=1))
+        assert [step.partial for step in tape.metrics.steps] == [True, False]
+
     def test_trainer_wait(self) -> None:
         tape = self.tape()
         tape.at(20, ev.WeightsPublished(1))

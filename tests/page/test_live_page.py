@@ -18,10 +18,18 @@ from rollout_sched.core.model.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.metrics import Step
 from rollout_sched.metrics.attempts import OUTCOMES
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.page import live_page as live_attempts
-from rollout_sched.page.live_page import CHANGES, ChangeLog, LiveAttempts, LiveFold, live_page
+from rollout_sched.page.live_page import (
+    CHANGES,
+    ChangeLog,
+    LiveAttempts,
+    LiveFold,
+    last_steps,
+    live_page,
+)
 from tests.helpers import make_policy
 from tests.page.test_run_page import data_of
 
@@ -162,3 +170,9 @@ def test_only_the_last_changes_are_kept() -> None:
     for number in range(2 * CHANGES):
         folded.observe(float(number), InstanceLost("i"), [])
     assert [change.at for change in changes.last] == [float(n) for n in range(CHANGES, 2 * CHANGES)]
+
+
+def test_a_step_seen_in_part_has_no_tail() -> None:
+    whole, partial = (Step(n, 0.0, t50_s=1.0, t99_s=2.0, partial=n == 1) for n in range(2))
+    told = last_steps([whole, partial])
+    assert [(step["t50_s"], step["t99_s"]) for step in told] == [(1.0, 2.0), (None, None)]

@@ -26,6 +26,7 @@ def instance(number: int, **changes: Any) -> dict[str, Any]:
         "running": 200,
         "waiting": 50,
         "kv_usage": 0.987,
+        "generated_tokens": 10**9 * number,
         **changes,
     }
 
@@ -74,6 +75,7 @@ def said(**changes: Any) -> dict[str, Any]:
             away,
             *(instance(number) for number in range(4, 9)),
         ],
+        "instance_s": {"busy": 6.0 * 3600, "idle": 1.5 * 3600, "updating": 0.5 * 3600},
         "step": {
             "number": 128,
             "elapsed_s": 789.0,

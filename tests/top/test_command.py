@@ -25,10 +25,10 @@ def test_one_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     monkeypatch.setenv(KEY, "secret")
     monkeypatch.setenv("COLUMNS", "80")
     with serving() as gateway:
-        assert main(["top", gateway.url, "--once"]) == 0
-        assert gateway.keys == ["Bearer secret"]
+        assert main(["top", gateway.url, "--once", "--every", "0"]) == 0
+        assert gateway.keys == ["Bearer secret"] * 2
     out = capsys.readouterr().out
-    assert out.startswith(f"{gateway.url}  healthy  policy best_async")
+    assert out.startswith(f"rollout_sched at {gateway.url}  healthy\npolicy best_async")
     assert "10.0.0.8:8000" in out, "all instances"
 
 

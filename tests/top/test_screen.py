@@ -6,17 +6,59 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from rollout_sched.top import Document, screen
+from rollout_sched.top import Document, Trend, screen
 from tests.top.made_up import document, instance, said
 
 URL = "http://gateway:9000"
 
 
-def shown(of: Document, width: int = 80, limit: int = 99, away: str = "") -> str:
+def shown(
+    of: Document, width: int = 80, limit: int = 99, away: str = "", trend: Trend | None = None
+) -> str:
     console = Console(width=width, force_terminal=False, color_system=None)
     with console.capture() as capture:
-        console.print(screen(of, URL, limit, away))
+        console.print(screen(of, URL, limit, away, trend))
     return capture.get()
+
+
+def headline(*documents: Document) -> list[list[str]]:
+    """The labels, the values and the lines of the figures."""
+    lines = shown(documents[-1], 120, trend=Trend(documents)).splitlines()[2:5]
+    return [line.split() for line in lines]
+
+
+def at(now: float, made: int, busy_s: float, idle_s: float, complete: int = 0) -> Document:
+    one = instance(1, generated_tokens=made)
+    step = {"number": 1, "elapsed_s": 1.0, "finished": 0, "in_batch": 0, "complete": complete}
+    spent = {"busy": busy_s, "idle": idle_s}
+    return document(now=now, instances=[one], instance_s=spent, step=step)
+
+
+def test_rates_are_of_the_last_ten_seconds() -> None:
+    looks = [at(float(t), 100 * t + 900 * max(0, t - 20), 8.0 * t, 2.0 * t) for t in range(31)]
+    _, values, lines = headline(*looks)
+    assert values[:3] == ["1000", "20%", "512/512"]
+    assert (lines[0][0], lines[0][-1]) == ("\u2582", "\u2588"), "it has grown"
+
+
+def test_a_restarted_instance_counts_from_its_own_start() -> None:
+    _, values, _ = headline(at(0.0, 5000, 1, 0), at(5.0, 5500, 6, 0), at(10.0, 700, 11, 0))
+    assert values[0] == "120"
+
+
+def test_a_restarted_gateway_begins_anew() -> None:
+    trend = Trend([at(500.0, 0, 400, 100), at(3.0, 30, 2, 1)])
+    assert [level.at for level in trend.levels] == [3.0]
+
+
+def test_more_groups_than_a_batch_has_leave_none_open() -> None:
+    assert headline(at(0.0, 0, 1, 1, complete=600))[1][2] == "0/512"
+
+
+def test_a_step_seen_in_part_has_no_tail() -> None:
+    last = said()["steps"][-1] | {"t50_s": None, "t90_s": None, "t99_s": None}
+    (row,) = [x for x in shown(document(steps=[last])).splitlines() if x.strip().startswith("128 ")]
+    assert row.split()[2:5] == ["-", "-", "-"]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -73,6 +73,7 @@ class InstanceView(msgspec.Struct, frozen=True):
     running: int | None
     waiting: int | None
     kv_usage: float | None
+    generated_tokens: int | None
     draft_acceptance: float | None
 
 
@@ -195,6 +196,7 @@ class Gateway:
             running=gauges.running if gauges else None,
             waiting=gauges.waiting if gauges else None,
             kv_usage=gauges.kv_usage if gauges else None,
+            generated_tokens=gauges.generated_tokens if gauges else None,
             draft_acceptance=supervisor.health.drafts.recent if gauges else None,
         )
 

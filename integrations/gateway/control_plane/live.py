@@ -130,6 +130,7 @@ class LiveWatch:
             "healthy": gateway.healthy,
             **{name: state[name] for name in _STATE},
             "instances": [self._instance(each) for each in gateway.supervisors()],
+            "instance_s": dict(gateway.figures.fleet.seconds(now)),
             "step": {
                 "number": progress.batches,
                 "elapsed_s": now - fold.step_began_s,

@@ -4,6 +4,7 @@ import { hideTooltip, make, section } from "./dom.js";
 import { events } from "./event_stream.js";
 import { fleetSection } from "./fleet_section.js";
 import { count, percent, seconds } from "./format.js";
+import { headline } from "./headline.js";
 import { LiveRecord } from "./live_record.js";
 import { LiveSeries, seriesSection } from "./live_series.js";
 import { unpacked } from "./packed.js";
@@ -61,7 +62,7 @@ class LiveView {
     if (this.fleet === null) this.build(state);
     else this.fleet.timelines[0].replace(this.record.record());
     this.plots.update();
-    for (const [name, content] of Object.entries(contents(state))) {
+    for (const [name, content] of Object.entries(contents(state, this.series.columns))) {
       this.boxes[name].replaceChildren(...content);
     }
     page.dataset.updates = Number(page.dataset.updates ?? 0) + 1;
@@ -75,12 +76,14 @@ class LiveView {
     const box = (name, kind = "") => (this.boxes[name] = make("div", { class: kind }));
     const leave = make("button", { type: "button", onclick: signOut }, "sign out");
     page.replaceChildren(
-      make("header", {}, make("h1", {}, `${state.policy}, live `), leave, box("head")),
+      make("header", {}, make("p", { class: "product bar" }, "rollout_sched", leave), make("h1", {}, `${state.policy}, live`)),
       this.said,
-      section("instances", "Instances", null, box("instances")),
-      section("step", "This step and earlier ones", null, box("step", "tall")),
+      box("headline", "headline"),
+      box("head"),
       this.fleet.element,
       this.plots.element,
+      section("step", "This step and earlier ones", null, box("step", "tall")),
+      section("instances", "Instances", null, box("instances")),
       section("waste", "Staleness and waste since this page was opened", null, box("waste")),
       section("changes", "Latest changes", null, box("changes", "tall")),
     );
@@ -93,9 +96,10 @@ function signOut() {
   location.reload();
 }
 
-function contents(state) {
+function contents(state, columns) {
   return {
-    head: [make("p", {}, headline(state))],
+    headline: headline(state, columns),
+    head: [make("p", {}, load(state))],
     instances: [instances(state.instances)],
     step: [make("p", {}, stepLine(state)), steps(state.steps)],
     waste: [waste(state)],
@@ -103,13 +107,15 @@ function contents(state) {
   };
 }
 
-function headline({ version, fleet_version, requests, waits_for, batches }) {
-  const waits = waits_for.batch ? `; the batch waits for ${waits_for.batch}` : "";
-  return (
-    `version ${version} (oldest in the fleet ${fleet_version}), ${batches} batches; ` +
-    `${count(requests.in_flight)} in flight, ${count(requests.waiting)} waiting, ` +
-    `${count(requests.parked)} parked${waits}`
-  );
+function load({ version, fleet_version: oldest, requests, waits_for: missing, batches }) {
+  const said = [
+    oldest === version ? `version ${version}` : `version ${version}, the oldest instance has ${oldest}`,
+    `${count(batches)} batches delivered`,
+    `${count(requests.in_flight)} requests in flight, ${count(requests.waiting)} waiting, ${count(requests.parked)} parked`,
+    ...(missing.batch ? [`the batch waits for ${missing.batch}`] : []),
+    ...(missing.weights ? [`weights wait for ${missing.weights}`] : []),
+  ];
+  return said.join(" \u00b7 ");
 }
 
 const INSTANCE_COLUMNS = ["state", "version", "in flight", "slots", "running", "queued", "KV"];
@@ -139,13 +145,15 @@ function asShare(part) {
   return part === null ? "-" : percent(part);
 }
 
-function stepLine({ step, prompts_per_step, trainer_waiting, batches }) {
-  const busy = batches ? "the trainer is busy" : "no trainer has asked for a batch";
-  const trainer = trainer_waiting ? "the trainer waits" : busy;
-  return (
-    `step ${step.number}, for ${seconds(step.elapsed_s)}: ${step.complete + step.in_batch} ` +
-    `groups are whole, ${prompts_per_step} make a batch; ${count(step.finished)} samples have ended; ${trainer}`
-  );
+function stepLine({ step, prompts_per_step: wanted, trainer_waiting: waiting }) {
+  const whole = step.complete + step.in_batch;
+  const more = whole > wanted ? ` and ${count(whole - wanted)} for later` : "";
+  return [
+    `step ${step.number + 1}, for ${seconds(step.elapsed_s)}`,
+    `${count(Math.min(whole, wanted))} of ${count(wanted)} groups whole${more}`,
+    `${count(step.finished)} samples ended`,
+    waiting ? "the trainer waits" : "no trainer asks for a batch now",
+  ].join(" \u00b7 ");
 }
 
 const STEP_COLUMNS = ["ended", "t50", "t90", "t99", "span", "samples", "staleness", "idle", "discarded"];
@@ -155,9 +163,7 @@ function steps(all) {
     name: `version ${step.version}`,
     cells: [
       seconds(step.end_s),
-      seconds(step.t50_s),
-      seconds(step.t90_s),
-      seconds(step.t99_s),
+      ...[step.t50_s, step.t90_s, step.t99_s].map((time) => (time === null ? "-" : seconds(time))),
       seconds(step.span_s),
       count(step.samples),
       `up to ${step.max_staleness}`,

@@ -31,7 +31,7 @@ export function lines(x, y, lines_, options = {}) {
     scales: { x: { time: false, ...options.xScale }, y: { range: fromZero, ...options.yScale } },
     axes: [axis(x.label, x.form), axis(y.label, y.form, { size: 58 })],
     cursor: { drag: { x: true, y: false }, ...options.cursor },
-    legend: { show: options.legend ?? true, live: true },
+    legend: { show: options.legend ?? true, live: options.values ?? true },
     series: [
       { label: x.label, value: (_, value) => (value === null ? "" : x.form(value)) },
       ...lines_.map(({ label, colour, values: _, ...more }) => ({
