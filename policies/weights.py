@@ -41,11 +41,6 @@ class AllAtOnce(Weights, msgspec.Struct, frozen=True):
     every: Annotated[int, msgspec.Meta(ge=1)] = 1
     reopen: Literal["together", "alone"] = "together"
 
-    @property
-    def least_staleness(self) -> int:
-        """How far the fleet falls behind before it is updated."""
-        return self.every - 1
-
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]:
         if self.every > 1 and progress.version - progress.fleet_version < self.every:
             return ()

@@ -367,7 +367,12 @@ class Weights:
     @property
     def least_staleness(self) -> int:
         """How many versions it lets the fleet fall behind, which no sample can be fresher than."""
-        return 0
+        return self.every - 1
+
+    @property
+    def every(self) -> int:
+        """How many versions apart its updates are."""
+        return 1
 
     @property
     def reopen(self) -> Literal["together", "alone"]:
