@@ -179,9 +179,9 @@ class PolicyFile(msgspec.Struct, frozen=True):
                 )
         if isinstance(roles.freshness, freshness.Paced):
             trigger = roles.freshness.trigger_parameter_sync_step
-            if roles.weights.every != trigger:
+            if (every := roles.weights.every) != trigger:
                 raise ConfigError(
-                    f"{self.name}: weights.every: {roles.weights.every}, but freshness counts from updates every "
+                    f"{self.name}: weights.every: {every}, but freshness counts from updates every "
                     f"{trigger} versions (trigger_parameter_sync_step); give both the same number"
                 )
         return roles

@@ -12,6 +12,7 @@ from pathlib import Path
 from rollout_sched import journal
 from rollout_sched.flags import given_flags
 from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.rounds import in_rounds
 from rollout_sched.inspection.run_scenario import run_scenario, run_times
 from rollout_sched.inspection.scenario_fold import RunTimes
 from rollout_sched.inspection.trace_fold import recorded_trace
@@ -64,13 +65,19 @@ def recorded_run(
         print(f"{recording.path}: without {one}", file=sys.stderr)
     base = load_scenario(scenario or replay.command.DEFAULT_SCENARIO)
     own = run_scenario([recording], trace, base)
+    policy = in_rounds(recording.policy) if own.in_rounds else recording.policy
     told = (base if scenario else own.scenario).with_job(given_flags(given, Job))
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder) / "journal.jsonl"
-        replay.runs.run_policy(recording.policy, trace, told, journal_path=again)
+        replay.runs.run_policy(policy, trace, told, journal_path=again)
         copy = Recording(again, allow_code=recording.allow_code)
         said, doubt = _held_against(own.times, run_times([copy]))
-    return replay.command.RecordedRun(trace, own.scenario, recording.policy, doubt), said
+    if own.in_rounds:
+        said += (
+            f"\nIts trainer sends requests and waits for all of them in {policy.name!r}; under the "
+            f"others it submits groups."
+        )
+    return replay.command.RecordedRun(trace, own.scenario, policy, doubt), said
 
 
 def _held_against(run: RunTimes, replayed: RunTimes) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Finds the steps of a trainer that knows nothing of us, and sends requests as any client does.
 
 It asks for all responses of a step, waits for them, and trains; then it asks again. So a round is
-what is asked from a silence, in which no request is open, to the next.
+what is asked from a silence, in which no request is open, to the next. Such a trainer is
+synchronous under every policy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from statistics import median
 
 import msgspec
 
+from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.model.events import (
     Event,
     RequestFailed,
@@ -24,9 +26,13 @@ from rollout_sched.core.model.events import (
     TrajectoryEnded,
 )
 from rollout_sched.metrics.fold import mean, quantile
+from rollout_sched.simulators.replay.command import IN_ROUNDS
 
 #: Clients come in rounds if all but one in five differ by at most a quarter from the median.
 _LIKE, _SHARE = 0.25, 0.8
+
+#: Roles that act on groups only, or on requests that are open when weights come.
+_GROUPS = ("batching", "selection", "freshness", "interruption", "weights", "migration", "lending")
 
 
 class RoundFigures(msgspec.Struct, frozen=True):
@@ -104,3 +110,12 @@ def round_figures(rounds: list[Round]) -> RoundFigures | None:
         mean([one[-1] for one in times]),
         mean([after.began_s - max(one.ended_s.values()) for one, after in pairwise(rounds)]),
     )
+
+
+def in_rounds(policy: PolicyFile) -> PolicyFile:
+    """What the policy does for a trainer that sends requests in rounds: some of its roles have
+    nothing to arrange, so that the trainer gets each step as from synchronous training."""
+    tables = {role: table for role, table in policy.tables.items() if role not in _GROUPS}
+    if tables.get("routing", {}).get("use") == "static_split":  # which divides groups, too
+        del tables["routing"]
+    return parse_policy(policy.name + IN_ROUNDS, tables)

@@ -38,11 +38,12 @@ _SHOWN = ("joins", "lost", "leaving", "scheduler_restarts")
 
 
 class RunScenario(NamedTuple):
-    """`text`: the TOML file of the scenario."""
+    """`text`: the TOML file of the scenario. `in_rounds`: its trainer sent requests in rounds."""
 
     scenario: Scenario
     text: str
     times: RunTimes
+    in_rounds: bool
 
 
 def run_times(recordings: Sequence[Recording]) -> RunTimes:
@@ -70,7 +71,8 @@ def run_scenario(recordings: Sequence[Recording], trace: Trace, base: Scenario) 
     ]
     prose = {"about": about, "source": "rollout-sched journal scenario"}
     text = _toml(said, {**prose, **found.tables}, found.remarks)
-    return RunScenario(parse_scenario(name, tomllib.loads(text)), text, fold.times)
+    scenario = parse_scenario(name, tomllib.loads(text))
+    return RunScenario(scenario, text, fold.times, fold.in_rounds)
 
 
 def _folded(recordings: Sequence[Recording], *, keeps_kv: bool) -> ScenarioFold:
@@ -166,6 +168,11 @@ class _Tables:
         steps = [step for step in fold.steps if step.train_s is not None]
         placement = "colocated" if fold.colocated else "disaggregated"
         self._put("trainer", "placement", placement, "as it asked for batches")
+        if fold.in_rounds:
+            self.said.append(
+                f"The trainer sent its requests in {len(fold.rounds)} rounds; its time is the "
+                f"silence between them, less that of new weights."
+            )
         if not steps:
             self.said.append("No step was trained and published: the trainer is the base's.")
             return

@@ -118,6 +118,7 @@ class ScenarioFold:
         self._pauses: dict[str, list[Standstill]] = {}
         self._stopped: dict[tuple[str, str], tuple[float, bool]] = {}  # by instance and owner
         self._updating: dict[str, float] = {}
+        self._update_times: list[tuple[float, float]] = []
         self._judging: dict[tuple[str, int], float] = {}
         self._gone: dict[str, dict[str, Any]] = {}
         self._reported_at: dict[str, float] = {}
@@ -165,6 +166,11 @@ class ScenarioFold:
             self._resumes_for_all(self.last_s, name)
         if not self.groups:
             self._steps_of_rounds()
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether the steps are rounds of requests."""
+        return bool(self.rounds) and not self.groups
 
     def pauses(self) -> dict[str, list[Standstill]]:
         """When each instance stood still, in order."""
@@ -365,6 +371,7 @@ class ScenarioFold:
         since = self._updating.pop(event.instance, None)
         if since is not None:
             self.updates.setdefault(event.instance, []).append(now - since)
+            self._update_times.append((since, now))
 
     def _judge(self, now: float, action: Judge) -> None:
         self._judging[action.group, action.judgement] = now
@@ -386,4 +393,13 @@ class ScenarioFold:
         if not self.steps:  # clients that come when they like
             self._over_s = max([attempt.ended_s for attempt in self.attempts], default=0.0)
         for step, after in pairwise(self.steps):
-            step.published_s = after.requested_s
+            step.published_s = after.requested_s - self._longest_update_s(
+                step.parts[-1][0], after.requested_s
+            )
+
+    def _longest_update_s(self, since: float, until: float) -> float:
+        """Of those that ended in this time: it is not the trainer's."""
+        ended = [
+            end - max(begin, since) for begin, end in self._update_times if since < end <= until
+        ]
+        return max(ended, default=0.0)

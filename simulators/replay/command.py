@@ -109,6 +109,9 @@ JOB = (
     "max_tokens",
 )
 
+#: Follows the name of a policy in front of a trainer that submits no groups.
+IN_ROUNDS = " in rounds"
+
 Write = Callable[[dict[str, Any]], bytes]
 Runs = list[list[Run]]
 
@@ -303,6 +306,7 @@ class Replays(NamedTuple):
 
     def _serve(self, policy: str, instances: int) -> str:
         """The command that puts a policy in front of as many instances."""
+        policy = policy.removesuffix(IN_ROUNDS)
         for given in self.options.policies:
             stem = Path(given).name.removesuffix(".toml")
             if f"{policy} ".startswith(f"{stem} "):

@@ -7,9 +7,10 @@ Lengths are drawn when a response begins, and again if it starts over, as those 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,10 +19,14 @@ import pytest
 
 from rollout_sched import Prompt, RolloutScheduler
 from rollout_sched.config import load_policy
+from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.replays import recorded_run
 from rollout_sched.inspection.run_scenario import run_scenario, run_times
 from rollout_sched.inspection.trace_fold import recorded_trace
+from rollout_sched.live import LiveScheduler, RunOptions
 from rollout_sched.live.ports import InstanceClient, Order
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
@@ -84,6 +89,49 @@ def run(policy: str, record: Path, seed: int) -> float:
     return run_times([Recording(record)]).total_s
 
 
+class Call(TokenPayload):
+    """A request of a client, which waits for `ended`."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        super().__init__(prompt_ids, {}, responder=self)
+        self.ended = asyncio.Event()
+
+    def answer(self, sample: DeliveredSample) -> None:
+        self.ended.set()
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        raise AssertionError(reason)
+
+
+def run_rounds(policy: str, record: Path, *, updates: bool) -> float:
+    """A trainer that knows nothing of us: it asks, waits for every answer, trains, and asks again.
+    `updates`: it publishes its weights, and asks when all servers have them."""
+
+    async def scene() -> None:
+        length = lengths(1)
+        options = RunOptions(prompts_per_step=PROMPTS_PER_STEP, journal=record)
+        live = LiveScheduler(load_policy(policy), options)
+        for name in ("one", "two"):
+            await live.driver.add_instance(RealtimeInstance(name, BASE.instance, length))
+        asked = prompts()
+        for step in range(STEPS):
+            calls = []
+            for prompt in asked[step * PROMPTS_PER_STEP :][:PROMPTS_PER_STEP]:
+                for _ in range(SAMPLES):
+                    calls.append(Call(prompt.prompt_ids))
+                    live.driver.submit(calls[-1], len(prompt.prompt_ids), CAP, prompt.uid)
+                await asyncio.sleep(0.02)  # the client's own work
+            for call in calls:
+                await call.ended.wait()
+            await asyncio.sleep(TRAIN_S)
+            if updates:
+                await live.trainer.weights.publish(step + 1, load, wait=True)
+        await live.close()
+
+    virtual_loop.run(scene())
+    return run_times([Recording(record)]).total_s
+
+
 def predicted(record: Path, policy: str, seed: int = 0) -> float:
     recordings = [Recording(record)]
     trace, _ = recorded_trace("again", recordings)
@@ -105,3 +153,19 @@ def test_the_journal_of_a_cutting_policy_predicts_round_robin(tmp_path: Path) ->
     run("tail_batching", tmp_path / "tail", seed=9)
     says = mean(predicted(tmp_path / "tail", "round_robin_sync", seed) for seed in range(4))
     assert says == pytest.approx(took, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("policy", "updates"), [("areal", True), ("laminar", False), ("tail_batching", True)]
+)
+def test_rounds_of_direct_requests_are_replayed(policy: str, updates: bool, tmp_path: Path) -> None:
+    """Whatever a policy would do with the groups of a trainer: it had none."""
+    record = tmp_path / "j"
+    took = run_rounds(policy, record, updates=updates)
+    recording = Recording(record)
+    found, _ = recorded_run(recording, "", argparse.Namespace(trace=str(record)))
+    again = tmp_path / "again"
+    run_policy(found.policy, found.trace, found.scenario, journal_path=again)
+    says = run_times([Recording(again)])
+    assert says.total_s == pytest.approx(took, rel=0.03)
+    assert found.scenario.trainer.fixed_s == pytest.approx(TRAIN_S, rel=0.03)

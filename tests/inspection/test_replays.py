@@ -6,9 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rollout_sched.cli import main
+from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay.scenario import Job, TrafficModel
+from rollout_sched.simulators.traces import Trace
 from tests.inspection.journals import recorded
 
 
@@ -33,6 +37,30 @@ def test_the_policy_in_use_is_the_baseline(path: Path, capsys: pytest.CaptureFix
     worlds = json.loads(said.out)["worlds"]
     assert [world["instances"] for world in worlds] == [2, 6]
     assert [p["name"] for p in worlds[1]["policies"]] == ["one_step_off", "round_robin_sync"]
+
+
+def test_a_trainer_in_rounds_is_the_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its journal's policy had no groups; others of that name have."""
+    path, apart = tmp_path / "run.journal", tmp_path / "apart.jsonl"
+    spread = {
+        group: [
+            msgspec.structs.replace(sample, arrival_s=1 + 999.0 * (number // 4))
+            for sample in members
+        ]
+        for number, (group, members) in enumerate(traces.read("lrm_token_economy").groups.items())
+    }
+    traces.write(Trace("apart", spread), apart)
+    recorded(path, "areal", str(apart), traffic=TrafficModel(), job=Job(batches=False))
+    given = ["--policy", "areal", "--policy", "round_robin_sync", "--max-staleness", "0"]
+    assert main(["replay", str(path), *given]) == 0
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("the run took ")
+    assert first.endswith(" % off)")
+    assert "in 'areal in rounds'" in second
+    assert any(line.startswith("Fastest at staleness 0: areal in rounds") for line in rest)
+    assert any("serve --policy areal --instance" in line for line in rest)
 
 
 def test_a_replay_far_from_its_run_has_no_verdict(

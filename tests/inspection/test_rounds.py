@@ -8,12 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_sched.config import load_policy, shipped
 from rollout_sched.core.model import events as ev
-from rollout_sched.inspection.rounds import find_rounds, round_figures
+from rollout_sched.inspection.rounds import find_rounds, in_rounds, round_figures
 from rollout_sched.inspection.trace_fold import TraceFold
 from rollout_sched.metrics.fold import Folded
+from rollout_sched.policies.batching import Sync
+from rollout_sched.policies.routing import StaticSplit
 
 Entries = list[tuple[float, ev.Event]]
+
+
+@pytest.mark.parametrize("name", shipped("policies/presets"))
+def test_a_policy_is_synchronous_in_rounds(name: str) -> None:
+    roles = in_rounds(load_policy(name)).build()
+    assert isinstance(roles.batching, Sync)
+    assert (roles.freshness.oldest_allowed(9), roles.weights.every) == (9, 1)
+    assert not isinstance(roles.routing, StaticSplit)
 
 
 def asked(at_s: float, prompts: int, samples: int, name: str) -> Entries:
