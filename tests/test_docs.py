@@ -149,6 +149,22 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", word).replace(" ", "-") for word in words}
 
 
+def test_the_page_of_policies_has_each_preset_in_its_family_with_its_staleness(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["policy", "list"]) == 0
+    listed = re.split(r"^(?=\S)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    preset = re.compile(r"^  (\w+) +staleness (<= \d+|0|no bound) ", re.MULTILINE)
+    row = re.compile(r"^\| `(\w+)` \| (.*?) \| .+ \|$", re.MULTILINE)
+    text = (ROOT / "docs/policies.md").read_text()
+    page = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+
+    def families(parts: list[str], policy: re.Pattern[str]) -> list[list[tuple[str, str]]]:
+        return sorted(sorted(policy.findall(part)) for part in parts)
+
+    assert families(page, row) == families(listed, preset)
+
+
 def test_each_link_leads_to_a_file_and_to_a_heading_in_it():
     """The links of all documents within the repository."""
     broken = []
