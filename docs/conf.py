@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from rollout_sched import cli, config
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.simulators.replay.faults import KINDS
 from rollout_sched.simulators.replay.scenario import Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+import openapi
 
 project = "rollout_sched"
 release = rollout_sched.__version__
@@ -61,6 +66,7 @@ def write_reference() -> None:
         "roles": ("The tables of a policy file", roles()),
         "scenario": ("The tables of a scenario file", scenario()),
         "python": ("Names of the Python package", python_names()),
+        "http": ("The HTTP API", http()),
         "errors": ("Errors", errors(RolloutError)),
     }
     for name, (title, lines) in pages.items():
@@ -155,6 +161,20 @@ def python_names() -> Iterator[str]:
         elif inspect.isfunction(value):
             yield f"## {name}"
             yield from verbatim(f"{name}{inspect.signature(value)}\n\n{inspect.getdoc(value)}")
+
+
+def http() -> Iterator[str]:
+    (REFERENCE / "openapi.json").write_text(json.dumps(openapi.document(), indent=1))
+    yield (
+        "Every call that the gateway answers itself, [as OpenAPI](openapi.json) with the schema of "
+        "each body; what they mean is in [gateway](../gateway.md). Calls that go to instances, such "
+        "as those of [weight updates](../weights.md), have the API of vLLM or SGLang. Errors have "
+        "OpenAI's format."
+    )
+    yield from ("", "| call | key | |", "|---|---|---|")
+    for route in openapi.routes():
+        about = " ".join(route.about.partition("\n\n")[0].split())
+        yield f"| `{route.method} {route.path}` | {route.access} | {about} |"
 
 
 def errors(kind: type[BaseException]) -> Iterator[str]:

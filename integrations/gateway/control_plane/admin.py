@@ -36,13 +36,16 @@ class Admin:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def instances(self, request: web.Request) -> web.Response:
+        """All instances."""
         return reply(request, [self._gateway.view(each) for each in self._gateway.supervisors()])
 
     async def show(self, request: web.Request) -> web.Response:
+        """One instance, by id or quoted URL."""
         supervisor = self._gateway.supervisor(request.match_info["id"])
         return reply(request, self._gateway.view(supervisor))
 
     async def add(self, request: web.Request) -> web.Response:
+        """Add an instance: 201 if it has joined, 202 if it is away and `patient`."""
         supervisor = await self._gateway.add(await read(request, NewInstance))
         status = 201 if supervisor.joined else 202
         return reply(request, self._gateway.view(supervisor), status)
@@ -63,6 +66,7 @@ class Admin:
         return reply(request, self._gateway.view(supervisor), 202)
 
     async def pause(self, request: web.Request) -> web.Response:
+        """Pause instances, and hold them until they are released."""
         halt = await read(request, PauseCall)
 
         async def hold(supervisor: InstanceSupervisor) -> dict[str, Any]:
@@ -72,6 +76,8 @@ class Admin:
         return await self._each(request, halt, hold)
 
     async def resume(self, request: web.Request) -> web.Response:
+        """Release instances that are held."""
+
         async def release(supervisor: InstanceSupervisor) -> dict[str, Any]:
             await supervisor.control.release()
             return {"held": False}

@@ -72,9 +72,11 @@ class SchedulerRoutes:
         return refusal(503, f"the scheduler stopped: {broken}") if broken else web.Response()
 
     async def version(self, request: web.Request) -> web.Response:
+        """The version of the gateway."""
         return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
 
     async def metrics(self, request: web.Request) -> web.Response:
+        """Metrics in the format of Prometheus."""
         page, content_type = await self._metrics.text(request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
 
@@ -104,6 +106,7 @@ class SchedulerRoutes:
         return reply(request, {"object": "list", "data": list(data.values())})
 
     async def state(self, request: web.Request) -> web.Response:
+        """The state of the scheduler: queues, versions, leases, what the next batch waits for."""
         return reply(request, self._gateway.state())
 
     async def weights(self, request: web.Request) -> web.Response:

@@ -221,37 +221,45 @@ class WorkerRoutes:
     # -- sglang-router and vllm-router -----------------------------------------------------
 
     async def list_all(self, request: web.Request) -> web.Response:
+        """All instances, in the format of sglang-router and vllm-router."""
         workers = [_worker(view) for view in self._views()]
         workers += [{"id": "gateway", "url": url} for url in self._own_url(request)]
         return reply(request, {"workers": workers, "total": len(workers)})
 
     async def show(self, request: web.Request) -> web.Response:
+        """One instance, as `GET /workers` shows it."""
         supervisor = self._gateway.supervisor(request.match_info["id"])
         return reply(request, _worker(self._gateway.view(supervisor)))
 
     async def add(self, request: web.Request) -> web.Response:
+        """Add an instance, as these routers do."""
         supervisor = await self._gateway.add(await read(request, NewInstance))
         return reply(request, _worker(self._gateway.view(supervisor)), 201)
 
     async def remove(self, request: web.Request) -> web.Response:
+        """Remove an instance at once."""
         await self._gateway.remove(request.match_info["id"])
         return reply(request, {"message": f"removed {request.match_info['id']}"})
 
     async def add_by_query(self, request: web.Request) -> web.Response:
+        """Add the instance of the query's `url`."""
         supervisor = await self._gateway.add(NewInstance(_named(request, "url")))
         return web.Response(text=f"Successfully added worker: {supervisor.name}")
 
     async def remove_by_query(self, request: web.Request) -> web.Response:
+        """Remove the instance of the query's `url`."""
         url = _named(request, "url")
         await self._gateway.remove(url)
         return web.Response(text=f"Successfully removed worker: {url}")
 
     async def list_urls(self, request: web.Request) -> web.Response:
+        """The URLs of all instances."""
         return reply(
             request, {"urls": [*(view.url for view in self._views()), *self._own_url(request)]}
         )
 
     async def finish_session(self, request: web.Request) -> web.Response:
+        """Forget the session of the query's `session_id`."""
         session = _named(request, "session_id")
         known = self._gateway.driver.view.knows_session(session)
         if known:
@@ -261,10 +269,12 @@ class WorkerRoutes:
     # -- smg -------------------------------------------------------------------------------
 
     async def list_rl(self, request: web.Request) -> web.Response:
+        """All instances, for trainers."""
         workers = [_rl_worker(view) for view in self._views()]
         return reply(request, {"workers": workers, "total": len(workers)})
 
     async def show_rl(self, request: web.Request) -> web.Response:
+        """One instance, as `GET /v1/rl/workers` shows it."""
         supervisor = self._gateway.supervisor(request.match_info["id"])
         return reply(request, _rl_worker(self._gateway.view(supervisor)))
 

@@ -177,6 +177,7 @@ class LiveRoutes:
         self._streaming: dict[web.StreamResponse, web.Request] = {}  # in order of arrival
 
     async def page(self, request: web.Request) -> web.Response:
+        """The live page."""
         return web.Response(
             body=_page(), content_type="text/html", charset="utf-8", headers=_HEADERS
         )

@@ -71,6 +71,7 @@ class TrainerApi:
         return reply(request, SubmissionAnswer(len(prompts), delivered))
 
     async def close(self, request: web.Request) -> web.Response:
+        """No more groups will come: what remains may be delivered in smaller batches."""
         self._gateway.trainer.close_submissions()
         await self._gateway.trainer.durable()
         return web.Response(status=204)
