@@ -167,9 +167,9 @@ def http() -> Iterator[str]:
     (REFERENCE / "openapi.json").write_text(json.dumps(openapi.document(), indent=1))
     yield (
         "Every call that the gateway answers itself, [as OpenAPI](openapi.json) with the schema of "
-        "each body; what they mean is in [gateway](../gateway.md). Calls that go to instances, such "
-        "as those of [weight updates](../weights.md), have the API of vLLM or SGLang. Errors have "
-        "OpenAI's format."
+        "each body; what they mean is in [gateway](../gateway.md). Calls that go to instances, "
+        "such as those of [weight updates](../weights.md), have the API of vLLM or SGLang. "
+        "Errors have OpenAI's format."
     )
     yield from ("", "| call | key | |", "|---|---|---|")
     for route in openapi.routes():
