@@ -255,12 +255,22 @@ class TraceFold:
                 finished = [m for m in group.members.values() if m.starts[-1].finish != "cut"]
                 group.members = dict(enumerate(finished))
         self._groups = [group for group in self._groups if group.size or group.members]
-        for facts in sorted(event.state.groups, key=lambda facts: facts.serial):
+        restored = sorted(event.state.groups, key=lambda facts: facts.serial)
+        known = [f.serial for f in restored if f.group in self._submitted_groups]
+        began_before = [f.serial + 1 for f in restored if f.group in self._unknown]
+        first = min(known) if known else max(began_before, default=0)  # of this journal
+        submitted, self._groups = self._groups, []
+        for facts in restored:
+            if facts.serial >= first:
+                self._groups += submitted
+                submitted = []
             if facts.group not in self._submitted_groups:
                 self._submitted(now, facts)
+            self._unknown.discard(facts.group)
             for request in facts.requests:
                 if request.last_attempt:
                     self._restore(self._sample(request_id(facts.group, request.index)), request)
+        self._groups += submitted
 
     @staticmethod
     def _restore(sample: _Sample | None, facts: RequestFacts) -> None:
@@ -346,7 +356,8 @@ class TraceFold:
     def _finished(self, now: float, event: RequestFinished, sample: _Sample) -> None:
         self._tokens_arrived(now, event, sample)
         start = sample.starts[-1]
-        goes_on = event.tokens >= sample.limit and start.tokens < sample.max_tokens
+        spent = event.tokens >= sample.limit or sample.limit == MAX_COUNT  # it is not known
+        goes_on = spent and start.tokens < sample.max_tokens
         if start.sure and not (event.reason == "length" and goes_on):
             start.finish = _finish(event.reason)
 

@@ -23,12 +23,14 @@ from rollout_sched.config import parse_policy
 from rollout_sched.core.model.actions import Action, Deliver
 from rollout_sched.core.model.events import BatchRequested, Event, GroupSubmitted, SubmissionsClosed
 from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.inspection.trace_fold import TraceFold
 from rollout_sched.link.host import Host
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceClient, Order
 from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
+from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.replay.runs import staleness_bound
@@ -132,6 +134,7 @@ class Run:
         ]
         self.callers: list[tuple[Joined, Caller]] = []
         self.came: Counter[tuple[str, int]] = Counter()
+        self.made: dict[str, int] = {}
 
     def factory(self, spec: bytes) -> PayloadFactory:
         """The payload factory of a group, by the number in its recipe."""
@@ -169,6 +172,7 @@ class Run:
         self, sample: DeliveredSample, payload: TokenPayload, wanted: dict[str, list[int]]
     ) -> None:
         self.came[sample.group, sample.index] += 1
+        self.made[sample.group] = sample.response_tokens
         assert payload.response_ids == wanted[sample.group]
         assert len(payload.response_ids) == sample.response_tokens
         logprobs = payload.logprobs
@@ -228,6 +232,7 @@ class Run:
         self.scheduler.check_invariants()
         for now, event, actions in self.journal:
             assert self.again.handle(event, now) == actions, "the journal differs"
+        self.check_trace()
         assert self.driver.broken is None
         assert not self.scheduler.state.fleet.attempts
         assert not self.scheduler.state.anomalies
@@ -242,6 +247,18 @@ class Run:
         assert not self.host.owned
         for joined, caller in self.callers:
             assert len(caller.ends) == 1 or (joined.dead and not caller.ends)
+
+    def check_trace(self) -> None:
+        """Whichever fronts had a group, it is in the trace once, and whole."""
+        fold = TraceFold("journal", [])
+        observe = Folded(fold).observe
+        for entry in self.journal:
+            observe(*entry)
+        trace, _ = fold.trace("run", STEP)
+        assert list(trace.groups) == [f"g{number}" for number in range(self.world.groups)]
+        for group, samples in trace.groups.items():
+            made = [s.response_tokens for s in samples[:SAMPLES] if s.finish != "cut"]
+            assert made == [self.made[group]] * SAMPLES
 
 
 def prompt_of(number: int) -> list[int]:
