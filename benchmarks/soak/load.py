@@ -87,6 +87,8 @@ class Load:
         line: Line | None = None
         try:
             async with asyncio.timeout(INNOCENT_S):
+                while self._idle and not self._idle[-1].usable:
+                    self._idle.pop().drop()
                 line = self._idle.pop() if self._idle else await Line.open(self._port)
                 await innocents.call(line, asking)
         except TimeoutError:

@@ -32,7 +32,12 @@ class Line:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.keeps = True  # the next call may use it
+        self.keeps = True  # after the last answer
+
+    @property
+    def usable(self) -> bool:
+        """Whether the next call may use it: the gateway closes connections that idle for long."""
+        return self.keeps and not self._reader.at_eof()
 
     @staticmethod
     async def open(port: int, *, small_buffer: bool = False) -> Line:

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from urllib.parse import urlsplit
 
 from prometheus_client.metrics_core import Metric
 
@@ -196,10 +197,11 @@ class FrontService:
     sets `app.scheduler_url`. While no scheduler is connected, running requests continue and new
     requests wait.
 
-    name       unique among the running fronts
-    options    those of `rollout-sched serve` that are about clients and instances; the host is
-               that of the front
-    on_broken  called with the error when the front cannot carry out an order: reconnect it
+    name         unique among the running fronts
+    options      those of `rollout-sched serve` that are about clients and instances; the host is
+                 that of the front
+    shares_port  other processes listen at this port too, which is not 0
+    on_broken    called with the error when the front cannot carry out an order: reconnect it
     """
 
     def __init__(
@@ -207,12 +209,14 @@ class FrontService:
         name: str,
         options: Options,
         *,
+        shares_port: bool = False,
         on_broken: Callable[[Exception], None] = lambda error: None,
         make_client: Callable[[str, str], FrontInstance] | None = None,
     ) -> None:
         self.name = name
         self.url = ""
         self._options = options
+        self._shares_port = shares_port
         auth = read_access(options.api_key_file, options.trainer_key_file, options.admin_key_file)
         self._clients = FrontClients(make_client or _client_maker(options))
         # Random suffix: the scheduler may still know requests of an earlier start of this front.
@@ -225,14 +229,15 @@ class FrontService:
             trainer_keys=auth.opening(Access.TRAINER),
             responses=Responses(logs=options.access_log),
         )
-        self.app = FrontApp(self.calls, self.data_plane)
+        self.app = FrontApp(self.calls, self.data_plane, has_port=not shares_port)
         limits = ServerLimits(max_body=options.max_body, max_bodies=options.max_bodies)
         self._server = HttpServer(self.app, None, limits)
 
     async def open(self) -> None:
         """Raises OSError."""
         host = self._options.host
-        listener = await self._server.listen(host, self._options.port)
+        port, shared = self._options.port, self._shares_port
+        listener = await self._server.listen(host, port, reuse_port=shared)
         port = listener.sockets[0].getsockname()[1]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -251,20 +256,25 @@ class FrontService:
 class FrontApp:
     """The HTTP app of a front (`integrations.http.server.App`): it answers clients' requests and
     its own /health, /liveness and /metrics, and redirects other paths to the gateway in the
-    scheduler's process, whose base URL is `scheduler_url`; "" before it is known.
+    scheduler's process, whose base URL is `scheduler_url`; "" before it is known. If it `has_port`
+    not of its own, a scrape would reach any of several fronts: /metrics is redirected too.
+
+    leaving  /health says that it stops
     """
 
-    def __init__(self, calls: FrontCalls, data_plane: DataPlane) -> None:
+    def __init__(self, calls: FrontCalls, data_plane: DataPlane, *, has_port: bool = True) -> None:
         self._calls = calls
         self._data_plane = data_plane
         self.scheduler_url = ""
+        self.leaving = False
         self._metrics = MetricsPage(partial(front_metrics, calls, data_plane))
         self._telling: set[asyncio.Task[None]] = set()
         self._own: dict[bytes, Callable[[ReceivedRequest], None]] = {
             b"/health": self._health,
             b"/liveness": self._liveness,
-            b"/metrics": self._tell_metrics,
         }
+        if has_port:
+            self._own[b"/metrics"] = self._tell_metrics
 
     def wants(self, method: bytes, target: bytes) -> bool:
         return True
@@ -275,7 +285,7 @@ class FrontApp:
         if method == b"GET" and target.partition(b"?")[0] in self._own:
             return None
         if not self._data_plane.wants(method, target):
-            return self._elsewhere(target)
+            return self._elsewhere(target, fields)
         refusal = self._data_plane.refusal(method, target, fields)
         if refusal is None and not self._calls.known:
             return self._not_yet()
@@ -290,13 +300,13 @@ class FrontApp:
         else:
             own(request)
 
-    def _elsewhere(self, target: bytes) -> Refusal:
+    def _elsewhere(self, target: bytes, fields: Mapping[bytes, bytes]) -> Refusal:
         if not self.scheduler_url:
             text = "this front answers clients' requests only; call the scheduler's process"
             return 404, [JSON], error_body(404, text)
-        location = self.scheduler_url.encode() + target
-        text = f"the scheduler's process answers this path: {self.scheduler_url}"
-        return 307, [JSON, (b"location", location)], error_body(307, text)
+        url = _as_reached(self.scheduler_url, fields.get(b"host", b""))
+        text = f"the scheduler's process answers this path: {url}"
+        return 307, [JSON, (b"location", url.encode() + target)], error_body(307, text)
 
     def _not_yet(self) -> Refusal:
         headers = [*error_headers(503, self._data_plane.calls.limits)]
@@ -307,7 +317,9 @@ class FrontApp:
     def _health(self, request: ReceivedRequest) -> None:
         """200 if a request would be processed now."""
         calls = self._calls
-        if not calls.connected:
+        if self.leaving:
+            request.answer(503, [JSON], error_body(503, CLOSED))
+        elif not calls.connected:
             request.answer(503, [JSON], error_body(503, "no scheduler is connected"))
         elif not calls.max_model_len():
             request.answer(503, [JSON], error_body(503, "no instance has joined"))
@@ -326,6 +338,18 @@ class FrontApp:
         accept = request.fields.get(b"accept", b"").decode("latin-1")
         page, content_type = await self._metrics.text(accept)
         request.answer(200, [(b"content-type", content_type.encode())], page)
+
+
+def _as_reached(url: str, host: bytes) -> str:
+    """The URL; if its host stands for every address, with the one in the client's Host header."""
+    parts = urlsplit(url)
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return url
+    try:
+        here = urlsplit(f"//{host.decode('ascii')}").hostname or "localhost"
+    except ValueError:  # not ASCII, or not a host
+        here = "localhost"
+    return f"http://[{here}]:{parts.port}" if ":" in here else f"http://{here}:{parts.port}"
 
 
 def _client_maker(options: Options) -> Callable[[str, str], FrontInstance]:

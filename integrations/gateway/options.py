@@ -27,6 +27,9 @@ class Options(RunOptions, frozen=True, kw_only=True):
     allow_code             import classes and functions of your own that the policy names
     host                   the address to listen on
     port                   0 picks a free one
+    workers                further processes for clients' calls, which listen at the port (0: none,
+                           one process does all)
+    control_port           of everything else if there are workers; 0 picks a free one
     instances              a vLLM or SGLang server; repeat for each. A server that is not up yet
                            joins later
     endpoints              a file that lists the instances, in llm-d's format; it is watched for
@@ -65,6 +68,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     allow_code: bool = False
     host: Annotated[str, Flag(metavar="HOST")] = "127.0.0.1"
     port: Port = 9000
+    workers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    control_port: Port = 0
     instances: Annotated[list[str], Flag("--instance", "URL")] = msgspec.field(default_factory=list)
     endpoints: KeyFile = None
     allow_instances: Annotated[list[str], Flag("--allow-instance", "PATTERN")] = msgspec.field(
@@ -134,6 +139,12 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         add_flags(parser.add_argument_group(title, about), Options, names.split())
     patience = "each also a key of the policy file's [live] table"
     add_flags(parser.add_argument_group("patience", patience), Settings)
+
+
+def add_worker_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of several processes on one machine."""
+    about = "for more calls than one core can take; limits count for each worker"
+    add_flags(parser.add_argument_group("workers", about), Options, ["workers", "control_port"])
 
 
 def given_options(namespace: argparse.Namespace) -> Options:

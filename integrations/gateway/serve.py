@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -54,13 +53,16 @@ from rollout_sched.integrations.gateway.endpoints_file import (
 from rollout_sched.integrations.gateway.options import (
     Options,
     add_gateway_flags,
+    add_worker_flags,
     given_options,
     limits_of,
 )
+from rollout_sched.integrations.gateway.worker_processes import WorkerProcesses
 from rollout_sched.integrations.http import LINGER_S, ServerLimits
 from rollout_sched.integrations.http.server import App, HttpServer
 from rollout_sched.integrations.sglang import EngineInstance
 from rollout_sched.integrations.vllm.weights import WeightRoots
+from rollout_sched.link import Hub
 from rollout_sched.live import LiveScheduler, Settings, settings_of
 from rollout_sched.live.instances import InstanceSupervisor
 from rollout_sched.live.ports import InstanceClient
@@ -149,8 +151,6 @@ def _clear_away(path: Path) -> None:
 Say = Callable[[str], None]
 
 
-COLLECT_S = 60.0
-
 #: Seconds to tell waiting clients that the gateway stops, before their connections are closed.
 LAST_WORDS_S = 1.0
 
@@ -192,9 +192,9 @@ async def _serve(options: Options, say: Say) -> None:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if opening.done():
             opening.result()
-            _spare_the_collector(loop)
+            event_loop.spare_the_collector()
             if await stopped == signal.SIGTERM:  # from a supervisor, not from a terminal
-                service.gateway.leaving = True
+                service.leave()
                 await asyncio.sleep(options.drain_s)
         say("stopping")
     finally:
@@ -202,23 +202,6 @@ async def _serve(options: Options, say: Say) -> None:
         opening.cancel()
         await asyncio.wait({opening})
         await service.close()
-
-
-def _spare_the_collector(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the garbage collector once a minute, not every few hundred objects.
-
-    Objects that exist now stay alive, and requests create almost no reference cycles. A collection
-    frees little, and every request waits for it.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-
-    def look() -> None:
-        gc.collect()
-        loop.call_later(COLLECT_S, look)
-
-    loop.call_later(COLLECT_S, look)
 
 
 class Service:
@@ -271,6 +254,8 @@ class Service:
             Responses(logs=logs),
             lists_itself=options.list_itself,
         )
+        hub = Hub(self.live) if options.workers else None
+        self._workers = WorkerProcesses(options, hub) if hub is not None else None
         self._joined = asyncio.Event()
         self._waits: asyncio.Task[None] | None = None  # for the first instance
         self.live.driver.pump.watch(self._announce, InstanceJoined)
@@ -295,13 +280,12 @@ class Service:
         self._server = HttpServer(app, self._runner.server, limits)
         self.gateway.turned_away = self._server.turned_away
         self.gateway.figures.lag.start()
-        listener = await self._server.listen(self.options.host, self.options.port)
+        port = self.options.port if self._workers is None else self.options.control_port
+        listener = await self._server.listen(self.options.host, port)
         if self._admin_socket is not None:
             await self._admin_socket.open(self._server)
             self._say(f"/admin and the trainer's API are served at {self._admin_socket.path}")
-        port = listener.sockets[0].getsockname()[1]
-        host = self.options.host
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = self._url(listener.sockets[0].getsockname()[1])
         clients, self._clients = self._clients, []
         await asyncio.gather(*(self._take_in(client) for client in clients))
         if self._endpoints is not None:
@@ -309,7 +293,22 @@ class Service:
         self._waits = asyncio.create_task(self._wait_for_an_instance())
         if self._page_key and self.options.log_format == "text":
             self._say(f"watch it: {self.url}/#key={self._page_key}")
-        self._say(f"listening on {self.url}")
+        if self._workers is None:
+            self._say(f"listening on {self.url}")
+        else:
+            port = await self._workers.open(self.url)
+            self._say(f"everything but clients' calls: {self.url}")
+            self._say(f"listening on {self._url(port)}, with {self.options.workers} workers")
+
+    def _url(self, port: int) -> str:
+        host = self.options.host
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def leave(self) -> None:
+        """/health is 503 from now on, but calls are still taken."""
+        self.gateway.leaving = True
+        if self._workers is not None:
+            self._workers.leave()
 
     async def close(self) -> None:
         """Accept no new calls, let running requests finish during the grace period, then stop.
@@ -327,8 +326,10 @@ class Service:
                 await self._endpoints.close()
             self.app[WATCH].close()
             self.gateway.trainer.close()
+            ends = [] if self._workers is None else [self._workers.close()]
             if self._server is not None:
-                await self._server.close(self.options.grace_s + LAST_WORDS_S)
+                ends.append(self._server.close(self.options.grace_s + LAST_WORDS_S))
+            await asyncio.gather(*ends)
             await self._runner.cleanup()
         finally:
             last_words.cancel()
@@ -460,6 +461,7 @@ def _check_once(names: list[str]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `rollout-sched serve`."""
     add_gateway_flags(parser)
+    add_worker_flags(parser)
     parser.set_defaults(run=_run)
 
 

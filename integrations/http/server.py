@@ -80,17 +80,30 @@ class HttpServer:
         return self.connections.refused + self.bodies.refused
 
     async def listen(
-        self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = 4096
+        self,
+        host: str,
+        port: int,
+        *,
+        ssl: tls.SSLContext | None = None,
+        backlog: int = 4096,
+        reuse_port: bool = False,
     ) -> asyncio.Server:
-        """Accept connections until `close`; port 0 picks a free one."""
+        """Accept connections until `close`; port 0 picks a free one. `reuse_port`: other processes
+        accept connections at it too."""
         loop = asyncio.get_running_loop()
         if host == "::" and socket.has_dualstack_ipv6():  # asyncio would leave out IPv4
             every = socket.create_server(
-                (host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+                (host, port),
+                family=socket.AF_INET6,
+                dualstack_ipv6=True,
+                backlog=backlog,
+                reuse_port=reuse_port,
             )
             listener = await loop.create_server(self, sock=every, ssl=ssl, backlog=backlog)
         else:
-            listener = await loop.create_server(self, host, port, ssl=ssl, backlog=backlog)
+            listener = await loop.create_server(
+                self, host, port, ssl=ssl, backlog=backlog, reuse_port=reuse_port
+            )
         self._listeners.append(listener)
         return listener
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections import Counter
@@ -12,7 +13,8 @@ from benchmarks.soak import __main__ as command
 from benchmarks.soak import flood, hostile, innocents, load
 from benchmarks.soak.innocents import TOKENS, WrongAnswer
 from benchmarks.soak.verdict import MIB, Arm, Seen, findings, growth
-from benchmarks.soak.wire import Answer
+from benchmarks.soak.wire import Answer, Line
+from tests.live.scripted import until
 
 
 def test_a_few_hundred_calls_get_what_they_must(monkeypatch):
@@ -26,6 +28,22 @@ def test_a_few_hundred_calls_get_what_they_must(monkeypatch):
     # Growth and latencies need more calls than a test can make.
     for name in ("answers", "hostile", "state"):
         assert found[name].holds, found[name]
+
+
+@pytest.mark.real_time
+async def test_a_connection_that_the_gateway_has_closed_is_not_used_again():
+    async def close_after_one(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(close_after_one, "127.0.0.1", 0)
+    line = await Line.open(server.sockets[0].getsockname()[1])
+    await line.send(b"POST / HTTP/1.1\r\n\r\n")
+    assert (await line.answer()).status == 200
+    assert line.keeps, "the answer does not say that it closes"
+    await until(lambda: not line.usable)
+    server.close()
 
 
 # -- the verdict ---------------------------------------------------------------------------

@@ -9,7 +9,12 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
-from rollout_sched.integrations.gateway.options import Options, add_gateway_flags, given_options
+from rollout_sched.integrations.gateway.options import (
+    Options,
+    add_gateway_flags,
+    add_worker_flags,
+    given_options,
+)
 from rollout_sched.live.settings import RunOptions
 
 
@@ -49,6 +54,7 @@ def test_options_have_the_defaults() -> None:
 def test_every_option_has_a_flag() -> None:
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     add_gateway_flags(parser)
+    add_worker_flags(parser)
     flags = {action.dest.rpartition(".")[2] for action in parser._actions}
     # `live` has those of the driver's settings, and no operator has to know `max_bodies`.
     assert set(Options.__struct_fields__) - flags == {"live", "max_bodies"}
