@@ -122,15 +122,24 @@ def interpreted() -> Arm:
     return ours(f"{OURS}-interpreted", script("rollout-sched"))
 
 
-def ours(name: str = OURS, program: str = COMPILED_PROGRAM) -> Arm:
-    """The gateway with its scheduler, under `dplb`; compiled."""
+def ours(name: str = OURS, program: str = COMPILED_PROGRAM, *more: str) -> Arm:
+    """The gateway with its scheduler, under `dplb`; compiled. `more`: further flags."""
 
     def command(place: Place) -> list[str]:
         instances = [word for address in place.urls for word in ("--instance", address)]
         port = str(place.port)
-        return [program, "serve", "--policy", "dplb", *instances, "--port", port, "--drain-s", "0"]
+        flags = [*instances, "--port", port, "--drain-s", "0", *more]
+        return [program, "serve", "--policy", "dplb", *flags]
 
     return Arm(name, command)
+
+
+def workers() -> list[Arm]:
+    """Ours with further processes for clients' calls, on the core of one."""
+    return [
+        ours(f"{OURS}-workers-{count}", COMPILED_PROGRAM, "--workers", str(count))
+        for count in (1, 2, 4)
+    ]
 
 
 def before() -> list[Arm]:

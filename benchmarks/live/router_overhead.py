@@ -46,6 +46,7 @@ ARMS: dict[str, Arm] = {
         arms.sglang_router(),
         arms.ours(),
         arms.interpreted(),
+        *arms.workers(),
         *arms.before(),
     )
 }

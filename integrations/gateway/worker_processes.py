@@ -39,10 +39,13 @@ END_S = 5.0
 
 _READY = b"ready\n"
 
-#: Until it has begun, SIGINT ends it without a traceback.
+#: Stop at once, but for the grace period of running calls.
+_STOP = signal.SIGUSR1
+
+#: Ctrl-C in a terminal, which sends SIGINT to all, is for the scheduler's process.
 _PROGRAM = f"""
 import signal
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 from {__name__} import main
 main()
 """
@@ -93,7 +96,7 @@ class WorkerProcesses:
         for kept in self._kept:
             kept.cancel()
         await asyncio.gather(*self._kept, return_exceptions=True)
-        self._signal(signal.SIGINT)
+        self._signal(_STOP)
         ends = [asyncio.create_task(process.wait()) for process in self._running.values()]
         if ends:
             await asyncio.wait(ends, timeout=self._options.grace_s + END_S)
@@ -111,8 +114,8 @@ class WorkerProcesses:
     async def _start(self, orders: Orders) -> bool:
         """Whether it listens now, connected."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _PROGRAM), stdin=PIPE, stdout=PIPE, start_new_session=True
-        )  # in its own session: Ctrl-C in a terminal is for the scheduler's process, which tells it
+            sys.executable, "-c", _PROGRAM, stdin=PIPE, stdout=PIPE
+        )
         self._running[orders.name] = process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -167,7 +170,7 @@ async def _work(orders: Orders) -> None:
         dialler.hang_up()
 
     loop.add_signal_handler(signal.SIGTERM, leaving.set)
-    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(_STOP, stop)
     front = FrontService(orders.name, orders.options, shares_port=True, on_broken=broken)
     front.app.scheduler_url = orders.control_url
     dialler = LinkDialler(front.calls, orders.name, locate)
