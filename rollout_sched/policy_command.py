@@ -24,8 +24,6 @@ from rollout_sched.config import (
     shipped,
 )
 from rollout_sched.core.model.records import MAX_SIZE
-from rollout_sched.live import settings_of
-from rollout_sched.live.trainer import reward_settings_of
 
 _PRESETS = "policies/presets"
 
@@ -88,6 +86,9 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    from rollout_sched.live import settings_of  # half a second, which the list does not need
+    from rollout_sched.live.trainer import reward_settings_of
+
     name, table = read_policy(options.policy, allow_code=True)
     skipped = [] if options.allow_code else named_code(table)
     for path, _ in skipped:

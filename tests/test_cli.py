@@ -133,6 +133,10 @@ class TestCommands:
         }
         assert not loaded & {"aiohttp", "msgspec", "numpy", "rich"}
 
+    def test_the_list_of_policies_loads_nothing_that_runs(self) -> None:
+        loaded = loaded_by("from rollout_sched.cli import main\nmain(['policy', 'list'])")
+        assert not loaded & {"aiohttp", "numpy", "rollout_sched.live", "rollout_sched.store"}
+
     def test_no_hardware_table_is_read_to_show_the_help(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
