@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rollout_sched.core.errors import RolloutError
+    from rollout_sched.core.errors import RolloutError, reason_of
 
     try:
         options.run(options)
@@ -117,7 +117,9 @@ def _run(options: argparse.Namespace) -> int:
         _write_to_nowhere()
         return 141
     except (RolloutError, OSError) as error:
-        print(f"rollout-sched: {error}", file=sys.stderr)
+        place = getattr(error, "filename", None)
+        where = f"{place}: " if place else ""
+        print(f"rollout-sched: {where}{reason_of(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -179,11 +181,15 @@ class _Parser(argparse.ArgumentParser):
         near: list[str] = []
         for word in self._words:
             if not self._known(word):
-                near += get_close_matches(word.partition("=")[0], self._names(word), 1)
+                near += get_close_matches(word.partition("=")[0], self._names(word), 1, 0.7)
         super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
 
     def _known(self, word: str) -> bool:
-        return any(name.startswith(word.partition("=")[0]) for name in self._names(word))
+        """Whether it is a command, or begins a flag, as argparse allows."""
+        names = self._names(word)
+        if not word.startswith("--"):
+            return word in names
+        return any(name.startswith(word.partition("=")[0]) for name in names)
 
     def _names(self, word: str) -> list[str]:
         """The flags, or the commands if the word is none of a flag."""

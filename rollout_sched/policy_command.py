@@ -81,6 +81,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.policy in shipped(_PRESETS):
         text = (files("rollout_sched") / _PRESETS / f"{options.policy}.toml").read_text()
     else:
+        read_policy(options.policy, allow_code=True)  # which says what is wrong
         text = Path(options.policy).read_text()
     print(text.rstrip())
 

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_sched import terminal
-from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError, reason_of
 from rollout_sched.core.model.records import Count, Serial, Size
 
 # ------------------------------------------------------------------------------------------
@@ -465,7 +465,9 @@ class GatewaySource:
         except urllib.error.HTTPError as error:
             raise self._refused(error.code) from error
         except (OSError, HTTPException) as error:  # includes URLError
-            raise Away(str(getattr(error, "reason", error))) from error
+            reason = getattr(error, "reason", error)
+            said = reason_of(reason) if isinstance(reason, Exception) else reason
+            raise Away(f"{self.url}: {said}") from error
         try:
             return msgspec.json.decode(body, type=Document)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -482,7 +484,7 @@ class GatewaySource:
             )
         if status == 404:
             return CallerError(f"{self.url} has no {PATH}: it is not a gateway, or an older one")
-        return Away(f"the gateway answered {status}")
+        return Away(f"{self.url}: the gateway answered {status}")
 
 
 def _body(answer: HTTPResponse) -> bytes:
@@ -558,6 +560,6 @@ class Watched:
         except Away as error:
             away = str(error)
         if self._last is None:
-            return Text(f"{self._source.url}: no answer yet: {away}", "bold red")
+            return Text(f"no answer yet: {away}", "bold red")
         limit = max(LEAST, height - REST)
         return screen(self._last, self._source.url, limit, away, self._trend)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gzip
 import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +99,8 @@ class TestCommands:
             (["--versoin"], "did you mean --version?"),
             (["replya"], "did you mean replay?"),
             (["journal", "summery", "f"], "did you mean summary?"),
+            (["scenario", "gues"], "did you mean guess?"),
+            (["tune", "--trase", "x"], "tune: error: unrecognized arguments: --trase\n"),
             (["serve", "--qqq", "x"], "serve: error: unrecognized arguments: --qqq\n"),
             (["serve", "--inst", "x"], "ambiguous option: --inst could match --instance"),
         ],
@@ -118,6 +122,49 @@ class TestCommands:
             main([command.name, "--help"])
         example = f"example: rollout-sched {command.name} {EXAMPLES[command.name]}"
         assert "".join(example.split()) in "".join(capsys.readouterr().out.split())
+
+    @pytest.mark.parametrize("name", ["journal", "policy", "scenario", "trace", "ray"])
+    def test_each_verb_has_an_example_that_it_takes(self, name: str) -> None:
+        parser = argparse.ArgumentParser()
+        next(each for each in COMMANDS if each.name == name).add_arguments(parser)
+        assert parser._subparsers is not None
+        verbs = parser._subparsers._group_actions[0].choices
+        for verb, its_parser in dict(verbs or {}).items():
+            said = shlex.split(its_parser.epilog.removeprefix("example: "))
+            assert said[:3] == ["rollout-sched", name, verb]
+            assert callable(parse(said[1:]).run)
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (
+                "serve --policy dplb --instance http://a:1 --journal {0}/no/j",
+                "{0}/no/j: no such file or directory",
+            ),
+            (
+                "serve --policy dplb --instance http://a:1 --host 192.0.2.1 --port 9017",
+                "--host 192.0.2.1 --port 9017: cannot assign requested address",
+            ),
+            (
+                "serve --policy dplb --instance http://a:1 --admin-key-file {0}/no",
+                "{0}/no: cannot be read: no such file or directory",
+            ),
+            (
+                "serve --policy dplb --instance http://a:1 --store {0}/file/s",
+                "store {0}/file/s: not a directory; choose a writable folder",
+            ),
+            ("top http://127.0.0.1:1 --once", "http://127.0.0.1:1: connection refused"),
+            ("policy show {0}/no", "{0}/no: neither a file nor a shipped policy"),
+        ],
+    )
+    def test_what_the_system_refuses_is_a_sentence_with_its_place(
+        self, words: str, says: str, tmp_path: Path, cli: Cli
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        code, _, err = cli(*words.format(tmp_path).split())
+        assert code == 2
+        assert f"rollout-sched: {says.format(tmp_path)}" in err
+        assert "Errno" not in err
 
     def test_each_is_at_a_door(self) -> None:
         modules = {f"rollout_sched.{command.module}" for command in COMMANDS}

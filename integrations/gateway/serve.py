@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from rollout_sched import process as event_loop
 from rollout_sched import process as log_lines
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.errors import CallerError, reason_of
 from rollout_sched.core.model.events import InstanceJoined
 from rollout_sched.integrations.gateway.control_plane.app import STOPPING, WATCH, make_app
 from rollout_sched.integrations.gateway.control_plane.auth import (
@@ -123,7 +124,7 @@ class AdminSocket:
             self.path.chmod(0o600)
         except OSError as error:
             taken.close()
-            raise CallerError(f"--admin-socket {self.path}: {error}") from error
+            raise CallerError(f"--admin-socket {self.path}: {reason_of(error)}") from error
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_unix_server(connect, sock=taken)
 
@@ -280,8 +281,7 @@ class Service:
         self._server = HttpServer(app, self._runner.server, limits)
         self.gateway.turned_away = self._server.turned_away
         self.gateway.figures.lag.start()
-        port = self.options.port if self._workers is None else self.options.control_port
-        listener = await self._server.listen(self.options.host, port)
+        listener = await self._listen(self._server)
         if self._admin_socket is not None:
             await self._admin_socket.open(self._server)
             self._say(f"/admin and the trainer's API are served at {self._admin_socket.path}")
@@ -309,6 +309,16 @@ class Service:
         self.gateway.leaving = True
         if self._workers is not None:
             self._workers.leave()
+
+    async def _listen(self, server: HttpServer) -> asyncio.Server:
+        host, flag, port = self.options.host, "port", self.options.port
+        if self._workers is not None:
+            flag, port = "control-port", self.options.control_port
+        try:
+            return await server.listen(host, port)
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise CallerError(f"--host {host} --{flag} {port}: {reason}") from error
 
     async def close(self) -> None:
         """Accept no new calls, let running requests finish during the grace period, then stop.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.errors import CallerError, reason_of
 from rollout_sched.integrations.http.bodies import BodyBudget
 from rollout_sched.integrations.http.connections import Connections, ServerLimits
 from rollout_sched.integrations.http.heads import Headers
@@ -181,7 +181,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CallerError(f"{path}: cannot be read: {error}") from error
+        raise CallerError(f"{path}: cannot be read: {reason_of(error)}") from error
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1)]
     said = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if not said:

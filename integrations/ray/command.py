@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "up",
         help="start a deployment; it keeps running",
         argument_default=argparse.SUPPRESS,
+        epilog="example: rollout-sched ray up --policy best_async --servers 'vllm-*'",
     )
     _common(up)
     add_flags(up, Deployment, _UP)
@@ -38,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("status", _status, "print the URLs of the scheduler and its fronts"),
         ("down", _down, "stop a deployment; its store is kept"),
     ):
-        kind = kinds.add_parser(name, help=about, argument_default=argparse.SUPPRESS)
+        example = f"example: rollout-sched ray {name} --name rollouts"
+        kind = kinds.add_parser(
+            name, help=about, argument_default=argparse.SUPPRESS, epilog=example
+        )
         _common(kind)
         kind.set_defaults(run=run)
 

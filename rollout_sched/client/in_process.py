@@ -43,12 +43,19 @@ class InProcess(RolloutScheduler):
         self._instances = instances
         self._api_key = api_key
         self._trainer = trainer
-        self._live: LiveScheduler
+        self._started: LiveScheduler | None = None
+        self._received = NOTHING
         self._weight_loaders: WeightLoaders
+
+    @property
+    def _live(self) -> LiveScheduler:
+        if self._started is None:
+            raise CallerError("the scheduler is not started; use `async with`")
+        return self._started
 
     async def __aenter__(self) -> Self:
         self._received = NOTHING
-        self._live = self._start()
+        self._started = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
         self._weight_loaders.restore(self._live.records.weights)
         try:

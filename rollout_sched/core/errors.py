@@ -1,6 +1,12 @@
 """Errors, by who is at fault. A module of its own, because exceptions are not compiled."""
 
 
+def reason_of(error: Exception) -> str:
+    """What is wrong, without the number and the file that Python puts around it in an OSError."""
+    said = getattr(error, "strerror", None)
+    return said[0].lower() + said[1:] if said else str(error)
+
+
 class RolloutError(Exception):
     """The base class of all errors that rollout_sched raises on purpose."""
 

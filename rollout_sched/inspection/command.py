@@ -23,14 +23,21 @@ from rollout_sched.simulators.replay.command import DEFAULT_SCENARIO
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for name, run, says in (
-        ("summary", _summary, "print the figures of the run"),
-        ("trace", _trace, "write a trace of the run, for replays under other policies"),
-        ("scenario", _scenario, "write the scenario of the run, for replays"),
-        ("timeline", _timeline, "draw the run as a page or as Chrome's trace events"),
-        ("cat", _cat, "print each event and the scheduler's actions as a line of JSON"),
+    for name, run, says, more in (
+        ("summary", _summary, "print the figures of the run", ""),
+        (
+            *("trace", _trace, "write a trace of the run, for replays under other policies"),
+            "--out run.jsonl",
+        ),
+        ("scenario", _scenario, "write the scenario of the run, for replays", "--out run.toml"),
+        (
+            *("timeline", _timeline, "draw the run as a page or as Chrome's trace events"),
+            "--html run.html",
+        ),
+        ("cat", _cat, "print each event and the scheduler's actions as a line of JSON", ""),
     ):
-        verb = verbs.add_parser(name, help=says)
+        example = f"example: rollout-sched journal {name} run.journal {more}".rstrip()
+        verb = verbs.add_parser(name, help=says, epilog=example)
         several = name in ("trace", "scenario")
         verb.add_argument(
             "journal",

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from rollout_sched.core.errors import reason_of
 from rollout_sched.store.disk import MAX_NUMBER, MAX_TIME, Disk, Mark, MarkFile, StoreLock
 from rollout_sched.store.errors import (
     PieceDamaged,
@@ -163,7 +164,9 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = StoreLock(folder)
         except OSError as error:
-            raise StoreError(f"store {folder}: {error}; choose a writable folder") from error
+            raise StoreError(
+                f"store {folder}: {reason_of(error)}; choose a writable folder"
+            ) from error
         with self._telling_what_is_wrong():
             self._mark_file = MarkFile(folder, self.disk)
             if (folder / ROWS).exists():

@@ -19,15 +19,26 @@ from rollout_sched.simulators.traces.store import read, shipped, write
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    stats = verbs.add_parser("stats", help="lengths, tail and similarity within groups")
+    stats = verbs.add_parser(
+        "stats",
+        help="lengths, tail and similarity within groups",
+        epilog="example: rollout-sched trace stats lrm_token_economy",
+    )
     add_trace(stats)
     stats.add_argument("--json", action="store_true", help="as JSON")
     stats.set_defaults(run=_stats)
-    convert = verbs.add_parser("convert", help="rewrite any readable trace in the native format")
+    convert = verbs.add_parser(
+        "convert",
+        help="rewrite any readable trace in the native format",
+        epilog="example: rollout-sched trace convert my_dump.parquet mine.jsonl",
+    )
     add_trace(convert)
     convert.add_argument("output", metavar="OUTPUT", type=Path)
     convert.set_defaults(run=_convert)
-    verbs.add_parser("list", help="list the shipped traces").set_defaults(run=_list)
+    listed = verbs.add_parser(
+        "list", help="list the shipped traces", epilog="example: rollout-sched trace list"
+    )
+    listed.set_defaults(run=_list)
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:

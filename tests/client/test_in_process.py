@@ -24,3 +24,10 @@ def test_single_url_is_refused_as_a_list() -> None:
 async def test_the_mistake_of_a_clients_base_url_is_named() -> None:
     with pytest.raises(CallerError, match="leave out /v1"):
         await RolloutScheduler.from_toml("dplb", ["http://a:1/v1"]).__aenter__()
+
+
+async def test_a_forgotten_async_with_is_named() -> None:
+    rollouts = RolloutScheduler.from_toml("dplb", ["http://127.0.0.1:1"])
+    for call in (rollouts.submit([]), rollouts.next_batch(), rollouts.state()):
+        with pytest.raises(CallerError, match="use `async with`"):
+            await call

@@ -45,7 +45,7 @@ def test_gateway_outage_shows_the_last_known_state() -> None:
         assert "no answer" not in text_of(watched)
         gateway.status = 503
         gone = text_of(watched)
-        assert "no answer: the gateway answered 503. Below is the last known state." in gone
+        assert f"no answer: {gateway.url}: the gateway answered 503. Below is the last" in gone
         assert "10.0.0.1:8000" in gone
         gateway.status = 200
         assert "no answer" not in text_of(watched)
@@ -55,7 +55,11 @@ def test_gateway_without_an_answer_shows_the_error() -> None:
     with serving() as gateway:
         gateway.status = 500
         watched = Watched(GatewaySource(gateway.url, ""))
-        assert text_of(watched).strip().endswith("no answer yet: the gateway answered 500")
+        assert (
+            text_of(watched)
+            .strip()
+            .endswith(f"no answer yet: {gateway.url}: the gateway answered 500")
+        )
 
 
 def test_it_goes_on_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.errors import CallerError, reason_of
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.core.model.model import LengthHistory
 from rollout_sched.core.model.records import Count
@@ -59,7 +59,8 @@ class LengthStore:
         try:
             _write(path, self._encoded())
         except OSError as error:
-            text = f"length history {path} cannot be written: {error}; choose a writable file"
+            reason = f"cannot be written: {reason_of(error)}"
+            text = f"length history {path} {reason}; choose a writable file"
             raise CallerError(text) from error
         self._changed = False
         self._loop = asyncio.get_running_loop()
