@@ -1,9 +1,9 @@
 """What the trace of a recorded run says of other policies: `python -m benchmarks.recorded`.
 
-A replay stands for the run, because its truth is known: it is recorded under each policy, and its
+A replay stands for the run, because its truth is known: it is recorded under each preset, and its
 trace is replayed under `round_robin_sync` and `best_on_policy`. "Delivered" is the trace of what
 the trainer got, in the order in which it got it; "submitted" is that of `journal trace`. A
-restarted request does not get the same length again, as in a real run.
+restarted request does not get the same length again, as in a real run, but with `--no-redraws`.
 
 A second table is of lengths drawn at random: mean and p99 of those asked for, with the cut ones
 completed, over the true ones: the mean over several traces and, in brackets, the least and the
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.lab import lab_trace
-from rollout_sched.config import PolicyFile, load_policy, parse_policy
+from rollout_sched.config import PolicyFile, load_policy, parse_policy, shipped
 from rollout_sched.core.model.actions import Action, Deliver
 from rollout_sched.core.model.events import Event
 from rollout_sched.inspection import recorded_trace
@@ -35,7 +35,6 @@ from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, r
 from rollout_sched.simulators.traces.lengths import LengthModel
 
 BASE, OTHER = "round_robin_sync", "best_on_policy"
-POLICIES = (BASE, "one_step_off", "areal", "partial_rollout", "best_on_policy", "tail_batching")
 
 #: Traces, and the prompts of a step.
 TRACES = {"lrm_token_economy": 24, "composite_math_512x8": 32}
@@ -58,10 +57,11 @@ class Case(NamedTuple):
     trace: str
     recorded_under: str
     steps: int
+    redraws: bool = True
 
 
-def scenario(trace: str) -> Scenario:
-    job = {"prompts_per_step": TRACES[trace]}
+def scenario(trace: str, *, redraws: bool = True) -> Scenario:
+    job = {"prompts_per_step": TRACES[trace], "redraws": redraws}
     return load_scenario("qwen7b-8xh100-disaggregated").with_job(job)
 
 
@@ -94,7 +94,7 @@ def delivered_trace(recording: Recording) -> Trace:
 
 def measured(case: Case) -> tuple[Figures, Figures]:
     """From the trace of what was delivered, and of what was submitted."""
-    world = scenario(case.trace)
+    world = scenario(case.trace, redraws=case.redraws)
     with TemporaryDirectory() as folder:
         path = Path(folder, "journal.jsonl")
         run_policy(load_policy(case.recorded_under), workload(case), world, journal_path=path)
@@ -151,26 +151,31 @@ def shown(case: Case, what: str, found: tuple[Figures, Figures]) -> str:
     return f"| {' | '.join([case.trace, what, *cells])} |"
 
 
-def runs(steps: int) -> None:
+def runs(policies: Iterable[str], steps: int, *, redraws: bool) -> None:
     columns = ["trace", "recorded under"]
     for figure in (f"s/step of {BASE}", f"{OTHER} over it", "mean length"):
         columns += [f"{figure}: delivered", "submitted"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    cases = [Case(trace, policy, steps) for trace in TRACES for policy in POLICIES]
-    for case in cases:
-        if case.recorded_under == BASE:
-            print(shown(case, "(truth)", truth(case)))
-        print(shown(case, case.recorded_under, measured(case)), flush=True)
+    for trace in TRACES:
+        print(shown(case := Case(trace, BASE, steps), "(truth)", truth(case)))
+        for policy in policies:
+            case = Case(trace, policy, steps, redraws)
+            print(shown(case, policy, measured(case)), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--policies", nargs="+", default=shipped("policies/presets"))
+    parser.add_argument("--redraws", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--traces", type=int, default=6, help="of the second table")
     parser.add_argument("--lengths", action="store_true", help="only the second table")
+    parser.add_argument("--runs", action="store_true", help="only the first table")
     options = parser.parse_args()
     if not options.lengths:
-        runs(options.steps)
+        runs(options.policies, options.steps, redraws=options.redraws)
+    if options.runs:
+        return
     print(f"\n| recorded under | {' | '.join(SHAPES)} |\n|{'---|' * (1 + len(SHAPES))}")
     for name, policy in BATCHINGS.items():
         row = [cell(shape, policy, options.traces) for shape in SHAPES]
