@@ -361,19 +361,18 @@ class AttemptEvents:
         attempt = self._close(event, now, cut=True)
         if attempt is None:
             return
-        request = attempt.request
-        if request.aborted:
-            pass
-        elif event.resumable is False:
-            request.resumable = False
-            self._requests.start_over(request, "not_resumable")
-        elif request.state is RUNNING and self._requests.room_for(request):
-            # Another party pauses that instance, perhaps for a while.
-            request.external_aborts += 1
-            if request.external_aborts > MAX_EXTERNAL_ABORTS:
-                self._outcomes.give_up(request)
-                return
-            self._parts.backoff.rest(request, 0, now)
+        request, starts_over = attempt.request, event.resumable is False
+        if not request.aborted:
+            if request.state is RUNNING and (starts_over or self._requests.room_for(request)):
+                # Another party pauses that instance, perhaps for a while.
+                request.external_aborts += 1
+                if request.external_aborts > MAX_EXTERNAL_ABORTS:
+                    self._outcomes.give_up(request)
+                    return
+                self._parts.backoff.rest(request, 0, now)
+            if starts_over:
+                request.resumable = False
+                self._requests.start_over(request, "not_resumable")
         self._outcomes.requeue(request)
         self._check_age(attempt, event.spans)
 

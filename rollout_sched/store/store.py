@@ -436,11 +436,21 @@ class _Connection(sqlite3.Connection):
     """SQLite's messages quote damaged data, which Python may be unable to decode."""
 
     def execute(self, *statement: Any) -> sqlite3.Cursor:
-        try:
+        with _as_database_error():
             return super().execute(*statement)
-        except UnicodeDecodeError as error:
-            said = bytes(error.object).decode("utf-8", "replace")
-            raise sqlite3.DatabaseError(said) from error
+
+    def executemany(self, *statement: Any) -> sqlite3.Cursor:
+        with _as_database_error():
+            return super().executemany(*statement)
+
+
+@contextmanager
+def _as_database_error() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        said = bytes(error.object).decode("utf-8", "replace")
+        raise sqlite3.DatabaseError(said) from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:

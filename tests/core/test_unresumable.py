@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.actions import Interrupt, Pause, UpdateWeights
+from rollout_sched.core.model.actions import Interrupt, Pause, UpdateWeights, Wake
 from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
@@ -20,6 +20,7 @@ from rollout_sched.core.model.events import (
     TokensArrived,
     WeightsPublished,
     WeightsUpdated,
+    Woke,
 )
 from rollout_sched.core.model.model import RequestState
 from rollout_sched.core.restart.facts import state_of
@@ -94,9 +95,11 @@ def test_an_answer_may_show_that_a_response_cannot_be_resumed() -> None:
     told(RequestSubmitted("r", "r", PROMPT, LIMIT))
     told(RequestFinished("r", 1, 8, reason="length"))
     assert told(RequestInterrupted("r", 2, 5, resumable=False)) == [
+        Wake(1.0),
         thrown("r", 13, "not_resumable"),
-        sent("r", 3),
     ]
+    told.seconds = 1.0
+    assert told(Woke()) == [sent("r", 3)]
 
 
 def test_a_restart_keeps_no_tokens_of_it() -> None:

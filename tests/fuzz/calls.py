@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import msgspec
+
+from rollout_sched.integrations.gateway.data_plane.fields import boolean, integer
 from tests import virtual_loop
 from tests.fuzz import json_words
 from tests.fuzz.envelope import BODIES, INPUT
@@ -95,7 +99,8 @@ class Calls:
         same = _same(_asked_for(sent), _asked_for(fields))
         hold("an instance gets the client's request", same, (sent, fields))
         if fields.get("stream") and "generate" not in path:
-            hold("a stream is requested with token ids", sent.get("return_token_ids") is True, sent)
+            asks = _as_vllm(boolean, sent.get("return_token_ids"))
+            hold("a stream is requested with token ids", asks is True, sent)
         lines = asked.header_lines.split(b"\r\n")
         hold("header lines are complete", lines[-1] == b"" and all(b": " in x for x in lines[:-1]))
         hold("end-to-end headers pass", b"x-policy: 7" in lines, lines)
@@ -129,7 +134,7 @@ def _expected(path: str, whole: Any) -> list[dict[str, Any]]:
     else:
         alone = False
     sampling = (whole.get("sampling_params") or {}) if endpoint == "generate" else whole
-    samples = sampling.get("n") or 1
+    samples = _as_vllm(integer, sampling.get("n")) or 1
     if samples == 1 and not alone:
         return [whole]
     return [_one(whole, endpoint, *each) for each in product(prompts, range(samples))]
@@ -141,9 +146,15 @@ def _one(whole: dict[str, Any], endpoint: str, prompt: Any, number: int) -> dict
     if endpoint == "generate":
         sampling = one["sampling_params"] = dict(whole.get("sampling_params") or {})
     sampling.pop("n", None)
-    if sampling.get("seed") not in (None, -1) and number:  # -1: none; the first keeps it
-        sampling["seed"] += number
+    seed = _as_vllm(integer, sampling.get("seed"))
+    if seed not in (None, -1):  # -1: none
+        sampling["seed"] = seed + number
     return one
+
+
+def _as_vllm(kind: Callable[[dict[str, msgspec.Raw], str], Any], value: Any) -> Any:
+    """The value of a field as vLLM reads it, which takes 2.0 and true for integers."""
+    return kind({"value": msgspec.Raw(msgspec.json.encode(value))}, "value")
 
 
 def _asked_for(fields: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 
 from rollout_sched.integrations.gateway.data_plane.call import KEEP_ALIVE
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.integrations.vllm.proxy import recognize
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
@@ -142,6 +143,10 @@ class Client:
         self.over.set()
 
 
+#: Responses that a call may ask for.
+MOST_RESPONSES = 2_000
+
+
 async def ask(
     target: str,
     body: bytes,
@@ -158,7 +163,8 @@ async def ask(
     roles: dict[str, Any] = {"interruption": KEEPS_PARTIAL} if partial else {}
     scheduler = make_scheduler(batching="sync", **roles)
     driver = Driver(scheduler, settings=Settings(poll_s=1e6))
-    data_plane = DataPlane(driver, resumable=driver.view.keeps_partial)
+    limits = Limits(requests=MOST_RESPONSES)  # each costs time, and an input has a bound
+    data_plane = DataPlane(driver, resumable=driver.view.keeps_partial, limits=limits)
     client = Client(target, body, headers)
     try:
         for name in ("a", "b"):

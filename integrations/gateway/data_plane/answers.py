@@ -11,6 +11,7 @@ made elsewhere before the client has seen any of it.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -174,6 +175,15 @@ _answer = msgspec.json.Decoder(_Answer)
 _event = msgspec.json.Decoder(Event)
 _token_logprobs = msgspec.json.Decoder(list[Logprob | None] | None)
 _object = msgspec.json.Decoder(dict[str, Any])
+
+
+def _as_written(number: str) -> float | msgspec.Raw:
+    """A number too large for a double, in a field that nobody checks, stays what it is."""
+    value = float(number)
+    return msgspec.Raw(number.encode()) if math.isinf(value) else value
+
+
+_any_number = msgspec.json.Decoder(dict[str, Any], float_hook=_as_written)
 _versions = msgspec.json.Decoder(list[VersionSpan] | None)
 
 #: Tokens, finish_reason, id, number of token ids (-1: it has none), whether it has a text, whether
@@ -276,7 +286,10 @@ def _is_valid(delta: dict[str, Any]) -> bool:
 
 def read_object(data: bytes) -> dict[str, Any]:
     """All fields of a JSON object. Raises AnswerUntrue if it is not one."""
-    return decoded(_object.decode, data)
+    try:
+        return decoded(_object.decode, data)
+    except AnswerUntrue:
+        return decoded(_any_number.decode, data)
 
 
 def _are_ids(ids: bytes, count: int) -> bool:

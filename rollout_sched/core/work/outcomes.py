@@ -252,7 +252,7 @@ class RequestMoves:
             self.finish(request, "length")
         elif request.active and not request.rests_until:
             self._requests.wait(request)
-        else:
+        elif request.state is not PARKED:  # else it has just started over
             self._requests.park(request)
 
     def end_segment(self, request: Request) -> None:
