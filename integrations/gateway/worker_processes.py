@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pickle
 import secrets
 import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -51,7 +51,7 @@ main()
 """
 
 
-class Orders(NamedTuple):
+class Orders(msgspec.Struct, frozen=True):
     """What a worker gets: its name, the gateway's options with the host and port of the workers,
     where its scheduler listens for it, and the URL of the control plane."""
 
@@ -119,7 +119,7 @@ class WorkerProcesses:
         self._running[orders.name] = process
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(pickle.dumps(orders))
+        process.stdin.write(msgspec.json.encode(orders, enc_hook=str) + b"\n")
         ready = await process.stdout.readline() == _READY
         if ready:
             log.info("%s listens (process %d)", orders.name, process.pid)
@@ -194,8 +194,12 @@ async def _work(orders: Orders) -> None:
     await dialler.close()
 
 
+def _path(kind: type, value: Any) -> Path:
+    return Path(value)
+
+
 def main() -> None:
-    orders: Orders = pickle.load(sys.stdin.buffer)
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders, dec_hook=_path)
     log_lines.set_up(orders.options.log_level, orders.options.log_format)
     try:
         event_loop.run(_work(orders))

@@ -257,8 +257,9 @@ class Run:
         trace, _ = fold.trace("run", STEP)
         assert list(trace.groups) == [f"g{number}" for number in range(self.world.groups)]
         for group, samples in trace.groups.items():
-            made = [s.response_tokens for s in samples[:SAMPLES] if s.finish != "cut"]
-            assert made == [self.made[group]] * SAMPLES
+            made = [s.response_tokens for s in samples if s.finish != "cut"]
+            assert set(made) == {self.made[group]}
+            assert len(made) >= SAMPLES, "the surplus may be those that came first"
 
 
 def prompt_of(number: int) -> list[int]:
