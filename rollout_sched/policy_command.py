@@ -87,7 +87,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from rollout_sched.live import settings_of  # half a second, which the list does not need
+    from rollout_sched.live import settings_of  # slow to import; the list does not need it
     from rollout_sched.live.trainer import reward_settings_of
 
     name, table = read_policy(options.policy, allow_code=True)

@@ -256,10 +256,11 @@ class FrontService:
 class FrontApp:
     """The HTTP app of a front (`integrations.http.server.App`): it answers clients' requests and
     its own /health, /liveness and /metrics, and redirects other paths to the gateway in the
-    scheduler's process, whose base URL is `scheduler_url`; "" before it is known. If it `has_port`
-    not of its own, a scrape would reach any of several fronts: /metrics is redirected too.
+    scheduler's process, whose base URL is `scheduler_url`; "" before it is known.
 
-    leaving  /health says that it stops
+    has_port  no other front listens at its port; otherwise a scrape would reach any of them, and
+              /metrics is redirected too
+    leaving   /health says that it stops
     """
 
     def __init__(self, calls: FrontCalls, data_plane: DataPlane, *, has_port: bool = True) -> None:

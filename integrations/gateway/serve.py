@@ -255,8 +255,7 @@ class Service:
             Responses(logs=logs),
             lists_itself=options.list_itself,
         )
-        hub = Hub(self.live) if options.workers else None
-        self._workers = WorkerProcesses(options, hub) if hub is not None else None
+        self._workers = WorkerProcesses(options, Hub(self.live)) if options.workers else None
         self._joined = asyncio.Event()
         self._waits: asyncio.Task[None] | None = None  # for the first instance
         self.live.driver.pump.watch(self._announce, InstanceJoined)

@@ -112,7 +112,7 @@ class WorkerProcesses:
                 process.send_signal(number)
 
     async def _start(self, orders: Orders) -> bool:
-        """Whether it listens now, connected."""
+        """Whether it listens and is connected to the scheduler."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _PROGRAM, stdin=PIPE, stdout=PIPE
         )

@@ -209,7 +209,11 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
     if isinstance(error, RequestRejected):
         status, text, body = error.status, str(error), error.body
     else:
-        status, text, body = 502, f"no instance could answer: {error or 'they stopped it'}", b""
+        status, text, body = (
+            502,
+            f"no instance could answer: {error or 'each attempt was stopped'}",
+            b"",
+        )
     try:
         answers.read_object(body)
         return status, msgspec.json.format(body, indent=-1)
