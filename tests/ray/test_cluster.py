@@ -56,7 +56,7 @@ def test_a_port_that_is_taken_leaves_nothing(cluster: Cluster) -> None:
         with socket.create_server((ray.util.get_node_ip_address(), 0)) as taken:
             port = taken.getsockname()[1]
             deployment = Deployment(name="late", fronts=1, scheduler_port=port)
-            with pytest.raises(CallerError, match=r"cannot start.*in use"):
+            with pytest.raises(CallerError, match=rf"--port {port}: address already in use"):
                 await clusters.start(Options(policy="dplb"), deployment)
             assert await clusters.found(deployment) is None
         await clusters.start(Options(policy="dplb"), deployment)
