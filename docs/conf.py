@@ -23,7 +23,10 @@ import openapi
 
 project = "rollout_sched"
 release = rollout_sched.__version__
-extensions = ["myst_parser"]
+extensions = ["myst_nb"]
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds a cell
+nb_execution_in_temp = True
 html_theme = "furo"
 html_title = "rollout_sched"
 exclude_patterns = ["kubernetes", "slurm"]

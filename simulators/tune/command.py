@@ -154,7 +154,7 @@ def document(
     """
     lines = [command, "", *report(result, bench, limits, plan, WIDTH)]
     head = "\n".join(f"# {line}".rstrip() for line in lines)
-    return f"{head}\n\n{_toml(result, bench)}"
+    return f"{head}\n\n{policy_file(result, bench)}"
 
 
 def report(
@@ -275,7 +275,8 @@ def _title(ranking: Ranking, what: str) -> str:
     )
 
 
-def _toml(result: TuningResult, bench: Evaluator) -> str:
+def policy_file(result: TuningResult, bench: Evaluator) -> str:
+    """The winner as TOML, without the evidence."""
     finalists = result.finalists
     figures = finalists.figures(result.winner)
     reference = finalists.reference

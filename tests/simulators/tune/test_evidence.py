@@ -7,9 +7,7 @@ import tomllib
 from functools import cache
 
 from rollout_sched.config import parse_policy
-from rollout_sched.simulators.tune import command
-from rollout_sched.simulators.tune.evaluation import HardLimits
-from rollout_sched.simulators.tune.search import Plan, TuningResult, tune
+from rollout_sched.simulators.tune import HardLimits, Plan, TuningResult, command, policy_file, tune
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
 LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
@@ -30,6 +28,7 @@ def text(result: TuningResult) -> str:
 def test_the_file_is_the_winner() -> None:
     result = tuned()
     table = tomllib.loads(text(result))
+    assert tomllib.loads(policy_file(result, BENCH)) == table
     policy = parse_policy("tuned", table)
     assert policy.build() == result.winner.policy().build()
     assert "1.50x [1.50, 1.50] times round_robin_sync on held-out" in policy.about

@@ -6,16 +6,9 @@ import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, Task
-from rollout_sched.simulators.tune.search import (
-    EXHAUSTED,
-    INTERRUPTED,
-    SPENT,
-    Plan,
-    Timekeeper,
-    TuningResult,
-    tune,
-)
+from rollout_sched.simulators.tune import HardLimits, Plan, TuningResult, tune
+from rollout_sched.simulators.tune.evaluation import CaseFigures, Task
+from rollout_sched.simulators.tune.search import EXHAUSTED, INTERRUPTED, SPENT, Timekeeper
 from rollout_sched.workers import WorkerDied
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
