@@ -41,25 +41,36 @@ def main() -> int:
     option("--seconds", type=float, help="instead of --requests: duration at the rate")
     option("--rate", type=float, default=RATE, help="calls per second; default: %(default)g")
     option("--seed", type=int, default=1, help="of the calls and their times; default: %(default)s")
+    option(
+        "--train-s",
+        type=float,
+        default=0.0,
+        help="the trainer's time for a batch; with 0 it takes what the cores have left, so that "
+        "what the flooding client and the instances compute counts against it (default: 0)",
+    )
     option("--attack", choices=ATTACKS, action="append", help="only this one; repeatable")
     options = parser.parse_args()
     requests = int(options.seconds * options.rate) if options.seconds else options.requests
     print(f"{requests} calls, {options.rate:g} a second, seed {options.seed}", flush=True)
-    found = soak(requests, options.rate, options.seed, options.attack)
+    found = soak(requests, options.rate, options.seed, options.attack, options.train_s)
     for finding in found:
         print(finding)
     return 0 if all(finding.holds for finding in found) else 1
 
 
 def soak(
-    requests: int, rate: float, seed: int, attacks: Sequence[str] | None = None
+    requests: int,
+    rate: float,
+    seed: int,
+    attacks: Sequence[str] | None = None,
+    train_s: float = 0.0,
 ) -> list[Finding]:
     """Start everything, send the calls, check what is left, stop everything."""
     with Processes() as processes:
         world = World(processes)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             before = instant(processes.sessions)
-            seen = runner.run(_soak(world, requests, rate, seed, attacks or list(ATTACKS)))
+            seen = runner.run(_soak(world, requests, rate, seed, attacks or list(ATTACKS), train_s))
             after = instant(processes.sessions)
         print(
             f"the machine was {before.busy_share(after):.0%} busy, others took "
@@ -72,12 +83,12 @@ def soak(
 
 
 async def _soak(
-    world: World, requests: int, rate: float, seed: int, attacks: Sequence[str]
+    world: World, requests: int, rate: float, seed: int, attacks: Sequence[str], train_s: float
 ) -> Seen:
     load = Load(world.port, seed, attacks)
     sampling = asyncio.create_task(_sample(world, load.seen))
     pairs = max(1, round(requests / rate / SLICE_S / 4))
-    trainer = Trainer(world.port, ADMIN_KEY)
+    trainer = Trainer(world.port, ADMIN_KEY, train_s)
     give_up = 120.0 + 3 * requests / rate
     try:
         async with asyncio.timeout(give_up):

@@ -56,10 +56,10 @@ async def flood(port: int, key: str, statuses: Counter[int]) -> AsyncIterator[No
 
 
 class Trainer:
-    """Takes batch after batch, and counts them."""
+    """Takes batch after batch, trains on each for `train_s` seconds, and counts them."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self._url, self._key = url(port), key
+    def __init__(self, port: int, key: str, train_s: float = 0.0) -> None:
+        self._url, self._key, self._train_s = url(port), key, train_s
         self._numbers = itertools.count()
 
     async def batches(self, seconds: float) -> float:
@@ -83,4 +83,5 @@ class Trainer:
                 assert batch is not None
                 rollouts.acknowledge(batch.number)
                 taken += 1
+                await asyncio.sleep(self._train_s)
         return taken / (clock() - begun)

@@ -92,46 +92,6 @@ class Migrator:
             )
 
 
-#: Interruptions for other clients that may be unanswered at one time, over the fleet. Each answer
-#: brings all tokens of its attempt, which a front has to read before the next call.
-AT_ONCE = 16
-
-
-class Yielding:
-    """Interrupts attempts that yield to others. They count as gone at once, so that nobody waits
-    for all of them, but are asked a few at a time, as the ones before answer: an instance that does
-    not answer holds up only its own."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.left = 0  # that are not yet asked
-        self._state = parts.state
-        self._requests = parts.requests
-        self._by_instance: dict[str, list[Attempt]] = {}
-        self._asked: list[Attempt] = []
-
-    def add(self, attempt: Attempt) -> None:
-        self._state.shares.yields(attempt)
-        self._by_instance.setdefault(attempt.instance.id, []).append(attempt)
-        self.left += 1
-
-    def ask(self) -> None:
-        fleet = self._state.fleet
-        self._asked = [attempt for attempt in self._asked if attempt.id in fleet.attempts]
-        unanswered = Counter([attempt.instance.id for attempt in self._asked])
-        most = max(1, AT_ONCE // max(1, len(fleet.instances)))
-        for name, attempts in list(self._by_instance.items()):
-            while attempts and unanswered[name] < most:
-                attempt = attempts.pop()
-                self.left -= 1
-                request = attempt.request
-                if request.attempt is attempt and request.state is RUNNING:
-                    self._requests.interrupt(request)
-                    self._asked.append(attempt)
-                    unanswered[name] += 1
-            if not attempts:
-                del self._by_instance[name]
-
-
 class Dispatcher:
     """Takes waiting requests in order and asks the routing for an instance for each; for a request
     of a session, the affinity decides whether it returns to its last instance instead. A request
@@ -143,7 +103,6 @@ class Dispatcher:
         self._state = parts.state
         self._requests = parts.requests
         self._migrator = migrator
-        self.yielding = Yielding(parts)
         # By instance: the report that `_take_back` acted on, and whether clients were beside.
         self._seen: dict[str, tuple[InstanceReported, bool]] = {}
 
@@ -204,7 +163,7 @@ class Dispatcher:
             if known is report and known_beside is beside:
                 continue
             here = instance.attempts.values()
-            running = [a for a in here if self._runs(a) and a.id not in shares.yielding]
+            running = [a for a in here if self._runs(a)]
             excess -= sum([a.id in shares.yielding for a in here])
             clients = Counter([a.request.client for a in running])
             most = max(clients, key=lambda client: (bool(client), clients[client]), default="")
@@ -214,7 +173,7 @@ class Dispatcher:
                 for attempt in theirs[keeps:][max(0, len(theirs) - keeps - max(0, excess)) :]:
                     flow = shares.flow(most)
                     flow.size = max(flow.size, size)
-                    self.yielding.add(attempt)
+                    self._yields(attempt)
 
     def _reclaim(self) -> None:
         """Interrupt what clients hold beyond each other, those that began last first: slots beyond
@@ -228,7 +187,7 @@ class Dispatcher:
         may_yield: list[tuple[int, int, Attempt]] = []
         for attempt in self._state.fleet.attempts.values():
             client, resumable = attempt.request.client, attempt.request.resumable
-            if client and resumable and self._runs(attempt) and attempt.id not in shares.yielding:
+            if client and resumable and self._runs(attempt):
                 held[client] += 1
                 may_yield.append((held[client], attempt.id, attempt))
         may_yield.sort(key=lambda entry: entry[:2])
@@ -238,7 +197,13 @@ class Dispatcher:
                 return
             slots -= 1
             tokens -= shares.flow(attempt.request.client).size
-            self.yielding.add(attempt)
+            self._yields(attempt)
+
+    def _yields(self, attempt: Attempt) -> None:
+        """All are interrupted at once, which frees the instances soonest: a flood of long requests
+        that went a few at a time slowed everybody down for seconds (docs/promises.md)."""
+        self._state.shares.yields(attempt)
+        self._requests.interrupt(attempt.request)
 
     @staticmethod
     def _runs(attempt: Attempt) -> bool:

@@ -86,8 +86,6 @@ class Decider:
         self._shares.tick(now)
         if changed or self._shares.crowded or self._shares.contended:
             self._dispatcher.make_room(now)
-        if self._dispatcher.yielding.left:
-            self._dispatcher.yielding.ask()
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
             self._dispatcher.dispatch()
