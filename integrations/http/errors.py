@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from typing import Protocol
 
@@ -67,6 +68,14 @@ def watch_peer(sock: Socket | None, dead_s: float) -> None:
     """
     if sock is None or dead_s <= 0:
         return
+    with contextlib.suppress(OSError):
+        for level, option, value in _options(dead_s):
+            sock.setsockopt(level, option, value)
+
+
+@functools.cache
+def _options(dead_s: float) -> list[tuple[int, int, int]]:
+    """Level, option and value of each, as far as the system knows them."""
     idle = max(1, round(dead_s / 2))
     every = max(1, round(dead_s / 2 / PROBES))
     settings = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
@@ -78,6 +87,4 @@ def watch_peer(sock: Socket | None, dead_s: float) -> None:
     ):
         known = [getattr(socket, name) for name in names if hasattr(socket, name)]
         settings += [(socket.IPPROTO_TCP, option, value) for option in known[:1]]
-    with contextlib.suppress(OSError):
-        for level, option, value in settings:
-            sock.setsockopt(level, option, value)
+    return settings

@@ -16,7 +16,6 @@ from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
-    InstanceJoined,
     InstanceReported,
     RequestFinished,
     RequestInterrupted,
@@ -26,7 +25,7 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.model.model import Attempt, RequestState
 from rollout_sched.core.model.records import ONE_IN
 from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, TRAINER_SHARE
-from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told
+from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
 
 POLICIES = ["slots", "unbounded", "kv_tokens"]
 
