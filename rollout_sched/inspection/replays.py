@@ -16,7 +16,7 @@ from rollout_sched.inspection.rounds import in_rounds
 from rollout_sched.inspection.run_scenario import run_scenario, run_times
 from rollout_sched.inspection.scenario_fold import RunTimes
 from rollout_sched.inspection.trace_fold import recorded_trace
-from rollout_sched.simulators import replay, tune
+from rollout_sched.simulators import guess, replay, tune
 from rollout_sched.simulators.replay import Job, load_scenario
 from rollout_sched.terminal import seconds
 
@@ -26,6 +26,7 @@ BOUND = 0.05
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     replay.command.add_arguments(parser)
+    guess.command.add_fleet_arguments(parser)
     parser.set_defaults(run=_replay)
 
 
@@ -35,10 +36,12 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(given: argparse.Namespace) -> None:
-    if not journal.is_journal(given.trace):
-        replay.command.run(given)
-        return
     options = replay.command.ReplayOptions(**given_flags(given, replay.command.ReplayOptions))
+    recorded = journal.is_journal(given.trace)
+    guessed = guess.command.guessed_fleet(given, instead=bool(options.scenarios) or recorded)
+    if not recorded:
+        replay.command.run(given, default=guessed or replay.command.DEFAULT_SCENARIO)
+        return
     recording = Recording(Path(given.trace), allow_code=options.allow_code)
     run, said = recorded_run(recording, (*options.scenarios, "")[0], given)
     to_stdout = "-" in (options.json, options.html)

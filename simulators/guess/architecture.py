@@ -85,17 +85,17 @@ def model_named(name: str) -> Model:
         short = {each for each in known if "/" not in each}
         raise CallerError(
             f"model {name!r} is not in the table{nearest(wanted.rpartition('/')[2], short)}; give "
-            f"--config with its config.json, or one of: {', '.join(configs())}"
+            f"its config.json, or one of: {', '.join(configs())}"
         )
     return model_of(found, name)
 
 
 def model_in(path: Path) -> Model:
-    """The model of a `config.json`, or of a folder that holds one. Raises CallerError."""
+    """The model of a `config.json`, or of a folder that holds one. Raises CallerError, OSError."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CallerError(f"{file}: {error}") from error
     if not isinstance(config, dict):
         raise CallerError(f"{file}: expected a JSON object, as in a model's config.json")

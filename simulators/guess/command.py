@@ -41,6 +41,9 @@ _SHEET = {
     "link_gb_s": ("link_bytes_per_s", 1e9, "to other nodes, GB/s of one GPU in one direction"),
 }
 
+#: The fields of a layout that have a flag where a fleet is guessed in passing.
+_FLEET = ("gpus", "tp", "trainer_gpus")
+
 #: Larger models are mixtures of experts, as a rule.
 _LARGEST_DENSE = 130e9
 
@@ -67,11 +70,10 @@ def _add_guess(verbs: Any) -> None:
         help="guess a scenario from a GPU's data sheet and a model's shape",
         epilog="example: rollout-sched scenario guess --gpu h100 --model qwen2.5-32b --tp 2",
     )
+    _add_hardware(parser)
     option = parser.add_argument
-    option("--gpu", metavar="NAME", help="such as h100; an unknown one lists all")
     for name, (_, _, meaning) in _SHEET.items():
         option(f"--{name.replace('_', '-')}", type=above_zero, metavar="N", help=meaning)
-    option("--model", metavar="NAME", help="such as Qwen/Qwen3-30B-A3B; an unknown one lists all")
     option("--config", type=Path, metavar="PATH", help="a model's config.json, or its folder")
     option("--params", type=number, metavar="N", help="such as 14e9, of a dense model")
     option("--layers", type=positive, metavar="N", help="with --params")
@@ -81,6 +83,42 @@ def _add_guess(verbs: Any) -> None:
     add_flags(parser, Layout)
     add_flags(parser, Precision)
     parser.set_defaults(run=_guess)
+
+
+def _add_hardware(to: Any) -> None:
+    to.add_argument("--gpu", metavar="NAME", help="such as h100; an unknown one lists all")
+    about = "such as Qwen/Qwen3-30B-A3B, or its config.json; an unknown one lists all"
+    to.add_argument("--model", metavar="NAME_OR_CONFIG", help=about)
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of a fleet to guess, for a command that has --scenario."""
+    about = "guessed, in place of --scenario; `scenario guess` has more flags, and writes a file"
+    group = parser.add_argument_group("fleet", about)
+    _add_hardware(group)
+    add_flags(group, Layout, _FLEET)
+    parser.set_defaults(**dict.fromkeys(("config", "params", "layers", *_SHEET)))
+
+
+def guessed_fleet(options: argparse.Namespace, *, instead: bool) -> Scenario | None:
+    """The scenario of these flags, None if there are none. `instead`: it has one from elsewhere.
+    Raises CallerError."""
+    given = fleet_words(options)
+    if not given:
+        return None
+    if instead:
+        raise CallerError(f"{given[0]} guesses a fleet, but there is a scenario; leave one out")
+    if options.gpu is None or options.model is None:
+        raise CallerError(f"{given[0]} guesses a fleet, which needs --gpu and --model")
+    return parse_scenario("guess", _guessed(options)[0])
+
+
+def fleet_words(options: argparse.Namespace) -> list[str]:
+    """Its flags, as they were given."""
+    named = {"gpu": options.gpu, "model": options.model}
+    named |= {name: given_flags(options, Layout).get(name) for name in _FLEET}
+    given = [(name, value) for name, value in named.items() if value is not None]
+    return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -128,10 +166,24 @@ def _speeds(scenario: Scenario) -> list[str]:
 
 
 def _guess(options: argparse.Namespace) -> None:
+    tables, notes = _guessed(options)
+    parse_scenario("guess", tables)
+    for note in notes:
+        print(f"# {note}")
+    for name, table in tables.items():
+        if isinstance(table, str):
+            print(f"{name} = {json.dumps(table)}")
+            continue
+        print(f"\n[{name}]")
+        for key, value in table.items():
+            print(f"{key} = {_toml(value)}")
+
+
+def _guessed(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """The tables of a scenario file, and what its reader should know."""
     (gpu, gpu_name), (model, model_name, assumed) = _gpu(options), _model(options)
     layout = Layout(**given_flags(options, Layout))
     precision = Precision(**given_flags(options, Precision))
-    tables = formula.scenario(gpu, model, layout, precision)
     turns = (
         f"{layout.trainer_gpus} more train" if layout.trainer_gpus else "the trainer takes turns"
     )
@@ -139,24 +191,25 @@ def _guess(options: argparse.Namespace) -> None:
         f"{model_name} on {layout.gpus} {gpu_name}: {layout.instances} instances of TP{layout.tp}, "
         f"{turns}. Weights in {precision.weights or model.published}, KV in {precision.kv}."
     )
-    parse_scenario("guess", {"about": about, **tables})
-    print("# A first guess, not measured. Most published servers are slower (docs/prediction.md):")
-    print("# measure yours with rollout-sched calibrate URL.")
+    notes = [
+        "A first guess, not measured. Most published servers are slower (docs/prediction.md):",
+        "measure yours with rollout-sched calibrate URL.",
+    ]
     if gpu.like:
-        print(f"# Nothing was fitted for this GPU: it gets the efficiencies of {gpu.like}.")
+        notes.append(f"Nothing was fitted for this GPU: it gets the efficiencies of {gpu.like}.")
     if assumed:
-        print(f"# Assumed: a dense model, {assumed}.")
+        notes.append(f"Assumed: a dense model, {assumed}.")
     if model.experts:
-        print(
-            f"# {model.params / 1e9:.4g}e9 parameters, {model.active_params / 1e9:.3g}e9 active "
+        notes.append(
+            f"{model.params / 1e9:.4g}e9 parameters, {model.active_params / 1e9:.3g}e9 active "
             f"in a token: {model.chosen} of {model.experts} experts."
         )
-    print(f"about = {json.dumps(about)}")
-    print('source = "rollout-sched scenario guess: from data sheets; trainer at 40 % MFU"')
-    for name, table in tables.items():
-        print(f"\n[{name}]")
-        for key, value in table.items():
-            print(f"{key} = {_toml(value)}")
+    source = "rollout-sched scenario guess: from data sheets; trainer at 40 % MFU"
+    tables = {
+        name: {key: _rounded(value) for key, value in table.items()}
+        for name, table in formula.scenario(gpu, model, layout, precision).items()
+    }
+    return {"about": about, "source": source, **tables}, notes
 
 
 def _gpu(options: argparse.Namespace) -> tuple[Gpu, str]:
@@ -179,12 +232,14 @@ def _model(options: argparse.Namespace) -> tuple[Model, str, str]:
         raise CallerError(
             "--model, --config and --params with --layers exclude each other; give one or the other"
         )
+    path = options.config
     if options.model is not None:
-        return model_named(options.model), options.model, ""
-    if options.config is not None:
-        file = options.config.resolve()
-        name = file.parent.name if file.is_file() else file.name
-        return model_in(options.config), name, ""
+        path = Path(options.model)
+        if not (path.is_file() or (path / "config.json").is_file()):
+            return model_named(options.model), options.model, ""
+    if path is not None:
+        file = path.resolve()
+        return model_in(path), file.parent.name if file.is_file() else file.name, ""
     if options.params is None or options.layers is None:
         raise CallerError("give --model NAME, --config PATH, or --params and --layers")
     if options.params < 1e6:
@@ -199,6 +254,11 @@ def _model(options: argparse.Namespace) -> tuple[Model, str, str]:
     assumed = ", ".join(f"{name} {shape[name]}" for name in _SHAPE)
     named = f"{options.params:g} parameters in {options.layers} layers"
     return dense_model(options.params, options.layers, shape), named, assumed
+
+
+def _rounded(value: Any) -> Any:
+    """To the four digits that the file has, so that it says the same as the flags."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _toml(value: object) -> str:

@@ -242,7 +242,7 @@ def kv_tokens(gpu: Gpu, model: Model, layout: Layout, precision: Precision = BF1
     tokens = int((share * left - windows) / kv_bytes(model, precision))
     if tokens < 1:
         raise CallerError(
-            f"{layout.tp} of this GPU have no room for {model.params:.3g} parameters in "
+            f"TP{layout.tp} of this GPU has no room for {model.params:.3g} parameters in "
             f"{precision.weights or model.published} and a KV cache: give a larger --tp"
         )
     return tokens

@@ -133,8 +133,13 @@ class RecordedRun(NamedTuple):
     doubt: str = ""
 
 
-def run(given: argparse.Namespace, recorded: RecordedRun | None = None) -> None:
-    """Run the command, on the trace that is given or on a recorded run.
+def run(
+    given: argparse.Namespace,
+    recorded: RecordedRun | None = None,
+    default: str | Scenario = DEFAULT_SCENARIO,
+) -> None:
+    """Run the command, on the trace that is given or on a recorded run; in the `default` scenario,
+    or that of the run, if none is named.
 
     Raises RolloutError, TraceError or OSError before any work if an input cannot be used. On Ctrl-C
     it reports the finished runs and raises KeyboardInterrupt.
@@ -143,7 +148,8 @@ def run(given: argparse.Namespace, recorded: RecordedRun | None = None) -> None:
     axes = [axis(text) for text in options.axes]
     policies = _policies(options, [one for one in axes if is_of_policies(one)], recorded)
     of_worlds = [one for one in axes if not is_of_policies(one)]
-    worlds = _worlds(options, of_worlds, given_flags(given, Job), recorded)
+    default = default if recorded is None else recorded.scenario
+    worlds = _worlds(options, of_worlds, given_flags(given, Job), default)
     _check_files(options, several=len(worlds) > 1)
     trace, doubt = (recorded.trace, recorded.doubt) if recorded else (read_trace(given), "")
     replays = Replays(options, trace, policies, given.command, doubt)
@@ -325,13 +331,13 @@ def _worlds(
     options: ReplayOptions,
     axes: Sequence[Axis],
     job: Mapping[str, Any],
-    recorded: RecordedRun | None,
+    default: str | Scenario,
 ) -> list[World]:
     """Each scenario at each point of the axes, with the options of the job applied."""
     several = len(options.scenarios) > 1
     found = []
     given: list[str | Scenario] = list(options.scenarios)
-    for one in given or [DEFAULT_SCENARIO if recorded is None else recorded.scenario]:
+    for one in given or [default]:
         for world in worlds(one, axes):
             scenario = world.scenario.with_job(job)
             said = f"{scenario.name} {world.said}".strip() if several else world.said

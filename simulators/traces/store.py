@@ -85,7 +85,8 @@ def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
     missing = ", ".join(sorted(near.columns - present))
     if 2 * len(near.columns & present) > len(near.columns):
         found = f"looks like {near.about}, but lacks: {missing}"
-        raise TraceError(where, found, "add the missing columns", line=line, field=missing)
+        remedy = "add what is missing, or name your own columns by --columns group=...,response=..."
+        raise TraceError(where, found, remedy, line=line, field=missing)
     known = "; ".join(f"{i.about} ({', '.join(sorted(i.columns))})" for i in IMPORTERS)
     shown = ", ".join(brief(repr(column)) for column in columns[:8])
     raise TraceError(

@@ -18,6 +18,7 @@ from rollout_sched import terminal
 from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.process import check_writable, whole_file
+from rollout_sched.simulators.guess.command import add_fleet_arguments, fleet_words, guessed_fleet
 from rollout_sched.simulators.replay import Job, load_scenario
 from rollout_sched.simulators.replay.command import RecordedRun
 from rollout_sched.simulators.replay.tables import Column, grid, legend, wrapped
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, HardLimits)
     add_flags(parser.add_mutually_exclusive_group(), Plan, ["seconds", "evaluations"])
     add_flags(parser, Plan, ["held_out_seeds", "seed"])
+    add_fleet_arguments(parser)
     add_flags(parser.add_argument_group("job", "in place of the scenario's"), Job, _JOB)
     parser.set_defaults(run=run)
 
@@ -69,12 +71,13 @@ def run(given: argparse.Namespace, recorded: RecordedRun | None = None) -> None:
         plan = msgspec.structs.replace(plan, seconds=BUDGET_S)
     check_writable(options.out)
     trace = read_trace(given) if recorded is None else recorded.trace
+    scenario = guessed_fleet(given, instead=bool(options.scenario or recorded))
     if options.scenario:
         scenario = load_scenario(options.scenario)
     elif recorded is not None:
         scenario = recorded.scenario
-    else:
-        raise CallerError("--scenario is missing: the fleet and the job")
+    if scenario is None:
+        raise CallerError("--scenario is missing: the fleet and the job; or --gpu and --model")
     bench = bench_of(trace, scenario.with_job(given_flags(given, Job)), seed=plan.seed)
     jobs = options.jobs or os.cpu_count() or 1
     with WorkerPool(bench, jobs) as workers, _progress() as bar:
@@ -100,7 +103,7 @@ def command_of(given: argparse.Namespace, result: TuningResult) -> str:
     seeds = len(result.finalists.cases) if result.finalists.held_out else 0
     words = [
         *("rollout-sched", "tune", given.trace),
-        *(("--scenario", options.scenario) if options.scenario else ()),
+        *(("--scenario", options.scenario) if options.scenario else fleet_words(given)),
         *("--max-staleness", limits.max_staleness),
         *("--max-length-bias", f"{limits.max_length_bias:g}"),
         *("--max-step-bias", f"{limits.max_step_bias:g}"),

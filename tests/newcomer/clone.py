@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 #: Commands of the README that run elsewhere, by how they begin.
 ELSEWHERE = ("make ", "rollout-sched serve ")
 
-#: What a user has: a dump of rollouts and a scenario, under the names of the README.
-TRACE, SCENARIO = "lrm_math_open.jsonl.gz", "qwen7b-8xh100.toml"
+#: What a user has: a dump of rollouts, under the name of the README.
+TRACE = "lrm_math_open.jsonl.gz"
 
 #: The beginning of a command -> what its output has to show.
 SHOWS = {"pip": "", "rollout-sched replay": "Pareto frontier"}
@@ -38,7 +37,6 @@ def main() -> None:
         os.environ["PATH"] = f"{venv}/bin:{os.environ['PATH']}"
         traces = clone / "simulators/traces/data"
         (clone / "my_rollouts.jsonl").write_bytes(gzip.decompress((traces / TRACE).read_bytes()))
-        shutil.copy(clone / "simulators/replay/scenarios" / SCENARIO, clone / "my_fleet.toml")
         for line in (line for line in lines if not line.startswith(ELSEWHERE)):
             wanted = next(what for begin, what in SHOWS.items() if line.startswith(begin))
             assert wanted in timed(line.split(), clone), line

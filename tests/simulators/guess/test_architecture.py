@@ -86,7 +86,7 @@ def test_a_file_a_folder_and_a_text_part_are_the_same(tmp_path: Path) -> None:
     file.write_text("[")
     with pytest.raises(CallerError, match=r"config\.json"):
         model_in(tmp_path)
-    with pytest.raises(CallerError, match="missing"):
+    with pytest.raises(FileNotFoundError, match="missing"):
         model_in(tmp_path / "missing")
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from rollout_sched.cli import main
+from rollout_sched.simulators.guess.architecture import configs
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.traces import write
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 Capture = pytest.CaptureFixture[str]
+KNOWN = "Qwen/Qwen2.5-7B"
 
 
 def test_the_list_needs_no_verb(capsys: Capture) -> None:
@@ -73,12 +75,51 @@ def test_a_guess_is_valid_and_can_be_replayed(
     capsys: Capture, tmp_path: Path, arguments: list[str]
 ) -> None:
     assert main(["scenario", "guess", *arguments]) == 0
-    file, trace = tmp_path / "guess.toml", tmp_path / "trace.jsonl"
+    file, trace = tmp_path / "guess.toml", small_trace(tmp_path / "trace.jsonl")
     file.write_text(capsys.readouterr().out)
     assert main(["scenario", "check", str(file)]) == 0
+    assert main(["replay", trace, "--policy", "dplb", "--scenario", str(file)]) == 0
+
+
+def small_trace(path: Path) -> str:
     samples = {f"p{n}": [SampleRecord(f"p{n}", 0, 50, (Turn(40 + n),))] for n in range(8)}
-    write(Trace("small", samples), trace)
-    assert main(["replay", str(trace), "--policy", "dplb", "--scenario", str(file)]) == 0
+    write(Trace("small", samples), path)
+    return str(path)
+
+
+def test_a_fleet_guessed_in_passing_is_that_of_the_file(capsys: Capture, tmp_path: Path) -> None:
+    """The model by its config.json, too; `tune` names the flags in the command that it writes."""
+    config, file, out = (tmp_path / name for name in ("config.json", "guess.toml", "out.toml"))
+    config.write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], **configs()[KNOWN]}))
+    trace, hardware = small_trace(tmp_path / "trace.jsonl"), ["--gpu", "h100", "--gpus", "2"]
+    main(["scenario", "guess", *hardware, "--model", KNOWN])
+    file.write_text(capsys.readouterr().out)
+    figures = []
+    for fleet in (["--scenario", str(file)], [*hardware, "--model", str(config)]):
+        assert main(["replay", trace, "--policy", "dplb", "--json", "-", *fleet]) == 0
+        figures.append(json.loads(capsys.readouterr().out)["policies"])
+    assert figures[0] == figures[1]
+    asked = [*hardware, "--model", KNOWN, "--max-staleness", "0", "--evaluations", "2"]
+    assert main(["tune", trace, *asked, "--jobs", "1", "--out", str(out)]) == 0
+    assert f"--gpu h100 --model {KNOWN} --gpus 2 --max-staleness" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("fleet", "says"),
+    [
+        (["--gpu", "h100"], "--gpu guesses a fleet, which needs --gpu and --model"),
+        (["--tp", "2"], "--tp guesses a fleet, which needs"),
+        (["--gpu", "h100", "--model", KNOWN, "--scenario", "tiny-cpu-2"], "leave one out"),
+    ],
+)
+def test_half_a_fleet_and_two_are_refused(
+    capsys: Capture, tmp_path: Path, fleet: list[str], says: str
+) -> None:
+    trace = small_trace(tmp_path / "trace.jsonl")
+    asked = ["--max-staleness", "0", "--out", str(tmp_path / "out.toml")]
+    for command in (["replay", trace], ["tune", trace, *asked]):
+        assert main([*command, *fleet]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_assumptions_are_printed(capsys: Capture) -> None:
@@ -98,6 +139,7 @@ def test_assumptions_are_printed(capsys: Capture) -> None:
         (["--gpu", "h100", "--model", "qwen2.5-7b", "--layers", "3"], "give one or the other"),
         (["--gpu", "h100", "--params", "14", "--layers", "40"], "such as 14e9"),
         (["--gpu", "h1000", "--model", "qwen2.5-7b"], 'did you mean "h100"'),
+        (["--gpu", "h100", "--config", "gone.json"], "gone.json: no such file or directory\n"),
     ],
 )
 def test_an_impossible_guess_is_refused(capsys: Capture, arguments: list[str], says: str) -> None:
