@@ -25,15 +25,18 @@ SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators
 
 .PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format docs wheels newcomer bench bench-live bench-guard bench-prediction zoo reproduction lab fuzz simulate soak clean
 
-# First what the policies would do, with intervals, then three of them at work in front of
-# simulated servers; and what happened, drawn.
+# First what the policies would do, at once and then with intervals; then three of them at work in front
+# of simulated servers; and what happened, drawn.
+DEMO_REPLAY = $(DEMO_VENV)/bin/rollout-sched replay lrm_token_economy --prompts-per-step 24 \
+  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
+  --policy one_step_off --policy areal --policy magistral \
+  --policy best_on_policy --policy 'best_on_policy batching.over_prompts=1.5' \
+  --policy best_async --policy 'best_async freshness.max_staleness=4'
 demo: $(DEMO_VENV)/.ready
 	mkdir -p build
-	$(DEMO_VENV)/bin/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
-	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
-	  --policy one_step_off --policy areal --policy magistral \
-	  --policy best_on_policy --policy 'best_on_policy batching.over_prompts=1.5' \
-	  --policy best_async --policy 'best_async freshness.max_staleness=4' --html build/demo.html
+	$(DEMO_REPLAY)
+	@printf '\nThe same with intervals, from three orders and twelve resamples of the prompts: a minute or two.\n'
+	$(DEMO_REPLAY) --seeds 3 --resamples 12 --jobs $(JOBS) --html build/demo.html
 	$(DEMO_VENV)/bin/rollout-sched demo
 	@echo "What happened, drawn: open file://$(abspath build/demo.html) in a browser"
 

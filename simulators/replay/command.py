@@ -240,10 +240,12 @@ class Replays(NamedTuple):
 
     def _run(self, scenario: Scenario, *, records: bool = False) -> tuple[Runs, Runs]:
         groups = len(Workload(self.trace, scenario.job, steps=self.options.steps).groups)
+        runs = len(self.policies) * (self.options.seeds + self.options.resamples)
         with _progress("groups") as bar:
+            task = bar.add_task("", total=groups * runs)
 
             def follow(run: str) -> Deliveries:
-                task = bar.add_task(run, total=groups)
+                bar.update(task, description=run)
                 return lambda groups: bar.advance(task, groups)
 
             return self.runs(scenario, follow, records=records)

@@ -255,14 +255,16 @@ def _is_zero(figure: Any) -> bool:
 def grid(
     columns: Sequence[Column], names: Sequence[str], rows: Sequence[dict[str, Any]], width: int
 ) -> list[str]:
-    """The lines of a table: for each row its name and its figures. A long name has its own line."""
+    """The lines of a table: for each row its name and its figures. A name has its own line if the
+    figures fit side by side only so."""
     texts = [[cell(at(row, column.path), column.form) for row in rows] for column in columns]
     widths = [
         max(map(len, (*column.label.split(), *of_column)))
         for column, of_column in zip(columns, texts, strict=True)
     ]
     figures = sum(len(GAP) + width for width in widths)
-    room = max(width - figures, width // 3)
+    beside = width - figures
+    room = beside if beside >= len("policy") else width // 3
     first = max([len("policy"), *(len(name) for name in names if len(name) <= room)])
     lines = []
     for begin, end in _parts(widths, width - first):

@@ -17,9 +17,11 @@ from rollout_sched.simulators.replay.scenario import TrafficModel
 from rollout_sched.simulators.replay.tables import (
     SERVING,
     TRAINING,
+    Column,
     answer,
     at,
     bounds,
+    grid,
     heading,
     tables,
 )
@@ -257,6 +259,13 @@ def large(figures: Any) -> Any:
             return {"value": 12.345, "low": 11.234, "high": 13.456}
         return {key: large(value) for key, value in figures.items()}
     return figures
+
+
+def test_a_name_makes_room_for_the_figures_of_one_table() -> None:
+    columns = [Column(f"figure{number}", "value", str, "it") for number in range(6)]
+    names, rows = ["short", "of eighteen letter"], [{"value": "0.5"}, {"value": "0.7"}]
+    lines = grid(columns, names, rows, 6 * len("  figure0") + len("policy"))
+    assert [line.split()[0] for line in lines if line] == ["policy", "-" * 60, "short", "of", "0.7"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
