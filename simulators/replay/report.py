@@ -66,7 +66,7 @@ def document(
         "resamples": len(resamples[0]) if resamples else 0,
         "tokens_estimated_by": trace.estimated_by or None,
         "guessed_share": load.guessed_share,
-        "warnings": [*_estimated(trace), *_warnings(load, runs)],
+        "warnings": [*_estimated(trace), *_without_prompts(trace), *_warnings(load, runs)],
         **({} if load.traffic is None else {"conversations": len(load.traffic)}),
         "lower_bound": _lower_bound(trace, scenario, steps, seeds),
         "policies": policies,
@@ -107,6 +107,15 @@ def _estimated(trace: Trace) -> list[str]:
     return [
         f"Tokens are estimated ({how}), because the trace has no token counts. --tokenizer "
         f"counts the tokens of texts; --tokens-per-s sets your generation speed."
+    ]
+
+
+def _without_prompts(trace: Trace) -> list[str]:
+    if any(sample.prompt_tokens > 1 for sample in trace.samples()):
+        return []
+    return [
+        "The trace has no lengths of prompts, so each counts as one token and costs no prefill. If "
+        "your table has them, name their column: --columns prompt=..."
     ]
 
 

@@ -87,13 +87,13 @@ def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
         found = f"looks like {near.about}, but lacks: {missing}"
         remedy = "add what is missing, or name your own columns by --columns group=...,response=..."
         raise TraceError(where, found, remedy, line=line, field=missing)
-    known = "; ".join(f"{i.about} ({', '.join(sorted(i.columns))})" for i in IMPORTERS)
+    known = "".join(f"\n  {i.about}: {', '.join(sorted(i.columns))}" for i in IMPORTERS)
     shown = ", ".join(brief(repr(column)) for column in columns[:8])
     raise TraceError(
         where,
         f"no known trace format begins with {shown}",
         f"name its columns by --columns group=...,response=..., or write {SCHEMA!r} "
-        f"(docs/trace_format.md) or one of: {known}",
+        f"(docs/trace_format.md) or one of:{known}",
         line=line,
     )
 

@@ -117,8 +117,8 @@ class TestWarnings:
         assert "4 prompts x 2 epochs x 3 samples" in text
         assert "WARNING" not in text
 
-    def short(self, groups: int, staleness: int) -> list[str]:
-        trace = make_trace({f"g{i}": [5 + i] for i in range(groups)})
+    def short(self, groups: int, staleness: int, *, prompt: int = 4) -> list[str]:
+        trace = make_trace({f"g{i}": [5 + i] for i in range(groups)}, prompt=prompt)
         policy = make_policy("late", batching="fully_async", freshness={"max_staleness": staleness})
         scenario = make_scenario()
         runs = replay(trace, [make_policy("one"), policy], scenario)
@@ -131,6 +131,10 @@ class TestWarnings:
         assert "(late 12)" in warning
         assert "--epochs" in warning
         assert self.short(12, 2) == []
+
+    def test_a_trace_without_lengths_of_prompts_is_warned_of(self) -> None:
+        [warning] = self.short(12, 2, prompt=1)
+        assert "--columns prompt=" in warning
 
     def test_a_sorted_trace_is_warned_of_unless_shuffled(self) -> None:
         trace = make_trace({f"g{i}": [5 + 3 * i] for i in range(40)})
