@@ -17,6 +17,7 @@ import msgspec
 from rollout_sched.config import (
     REGISTRY,
     PolicyFile,
+    nearest,
     parse_policy,
     read_policy,
     read_toml,
@@ -148,11 +149,15 @@ def split(world: World, gpus: int) -> list[World]:
 
 def is_of_policies(axis: Axis) -> bool:
     """Whether a policy has it. Raises CallerError if neither policies nor scenarios can have it."""
-    if any(axis.key in _parameters(cls) for cls in REGISTRY.get(axis.table, {}).values()):
+    keys = {key for cls in REGISTRY.get(axis.table, {}).values() for key in _parameters(cls)}
+    if axis.key in keys:
         return True
     if axis.table not in Scenario.__struct_fields__:
-        what = "parameter" if axis.table in REGISTRY else "role or scenario table"
-        raise CallerError(f"--set {axis.path}: there is no such {what}")
+        what, near = "parameter", nearest(axis.key, keys)
+        if axis.table not in REGISTRY:
+            what = "role or scenario table"
+            near = nearest(axis.table, [*REGISTRY, *Scenario.__struct_fields__])
+        raise CallerError(f"--set {axis.path}: there is no such {what}{near}")
     return False
 
 

@@ -58,8 +58,8 @@ def test_an_axis_belongs_to_policy_or_scenario() -> None:
     assert is_of_policies(Axis("weights", "when", ("now",)))
     assert not is_of_policies(Axis("weights", "fixed_s", (1.0,)))
     for role, key, says in (
-        ("freshness", "max_stalenes", "no such parameter"),
-        ("freshnes", "max_staleness", "no such role or scenario table"),
+        ("freshnes", "max_staleness", 'no such role or scenario table; did you mean "freshness"'),
+        ("freshness", "max_stalenes", 'no such parameter; did you mean "max_staleness"'),
     ):
         with pytest.raises(CallerError, match=says):
             is_of_policies(Axis(role, key, (1,)))
